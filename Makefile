@@ -20,7 +20,7 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 demo: install
 	$(BIN)/swarm demo
 
-# The workers of pytest share the modules that they compile, and so do the peers that tests start.
+# pytest's workers share the modules that they compile (bytecode), and so do the peers that tests start.
 unexport PYTHONDONTWRITEBYTECODE
 
 PYTEST := $(BIN)/python -m pytest -n $(JOBS) --dist worksteal
@@ -37,9 +37,9 @@ soak: install
 	$(BIN)/python tests/planted.py
 	$(PYTEST) -m soak
 
-# The oldest versions that pyproject.toml allows, with which nothing was written: what needs neither processes nor a
-# browser, since that is where their interfaces are used. Set TORCH_INDEX to PyTorch's index of CPU builds where the
-# default one has builds with CUDA packages only (several GB).
+# Tests with the oldest versions that pyproject.toml allows, with which nobody develops. It runs only the tests that
+# need neither processes nor a browser, since those use the interfaces of these packages. Set TORCH_INDEX to PyTorch's
+# index of CPU builds where the default one has builds with CUDA packages only (several GB).
 OLDEST_TESTS := tests/cli tests/compression tests/journal tests/recipe tests/peer tests/run tests/owner tests/sharding tests/training \
                 tests/web tests/test_api.py
 
@@ -60,7 +60,7 @@ wheel: install
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --wheel-dir dist .
 	@ls dist/*.whl
 
-# Whether all that is needed at run time can be installed on Windows and macOS too; asks the package index.
+# Checks that all packages needed at run time can be installed on Windows and macOS, too; asks the package index.
 wheels: install
 	$(BIN)/python tests/check_wheels.py
 
@@ -70,7 +70,7 @@ lint: install
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# How much there is to read, and that nothing is imported upwards.
+# Counts how much there is to read, and checks that no layer imports from one above it.
 weigh: install
 	$(BIN)/lint-imports
 	$(BIN)/python tests/weigh.py

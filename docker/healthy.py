@@ -1,4 +1,4 @@
-"""Whether the peer of this container lives: its journal has a sign of life every five seconds. For a healthcheck."""
+"""Checks a container's health: its peer writes a sign of life into its journal every five seconds."""
 
 import sqlite3
 import sys
@@ -9,7 +9,7 @@ SILENT_SECONDS = 60.0
 
 
 def main(journal: str = JOURNAL) -> str | None:
-    """What is wrong; None: nothing."""
+    """Returns what is wrong; None if nothing is."""
     try:
         with sqlite3.connect(f"file:{journal}?mode=ro", uri=True, timeout=5.0) as database:
             row = database.execute("SELECT last_seen, finished FROM runs ORDER BY id DESC LIMIT 1").fetchone()

@@ -1,10 +1,10 @@
 #!/bin/sh
-# Runs swarm, and again when it ended by something that may pass: a failure, no contact, a signal such as that of a
-# kernel without memory. What would only repeat itself ends the container with swarm's own exit code (docs/verbs.md
-# has the table): docker's restart policies cannot tell one code from another.
+# Runs swarm, and starts it again after an end whose cause may pass: a failure, no contact, a signal such as the
+# kernel's when memory runs out. An end that would only repeat itself ends the container with swarm's own exit code
+# (docs/verbs.md has the table): docker's restart policies cannot tell one code from another.
 #
-# SWARM_RETRIES  ends in a row, each after less than SWARM_LIVED seconds, after which the container ends as well
-# SWARM_PAUSE    seconds before the first of them is made up for; doubled for each that follows, a minute at most
+# SWARM_RETRIES  after so many ends in a row, each after less than SWARM_LIVED seconds, the container ends as well
+# SWARM_PAUSE    seconds before the first new start; doubled for each that follows, a minute at most
 retries=${SWARM_RETRIES:-6} lived=${SWARM_LIVED:-300} first=${SWARM_PAUSE:-2}
 child='' stopping='' short=0 pause=$first
 

@@ -11,9 +11,10 @@ FEATURES, CLASSES = 16, 4
 
 
 def clusters(batch_size: int, batches: int | None, seed: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Points around one centre for each class: (batch_size, FEATURES) and their classes (batch_size,); None: endless.
+    """Yields `batches` batches of points around one centre for each class: (batch_size, FEATURES), and their classes,
+    (batch_size,). `batches` None: without end.
 
-    The centres are the same for everyone, the points another peer's only where its `seed` is the same.
+    The centres are the same for everyone. Two peers draw the same points only if they have the same `seed`.
     """
     centres = torch.randn(CLASSES, FEATURES, generator=torch.Generator().manual_seed(0))
     own = torch.Generator().manual_seed(seed)

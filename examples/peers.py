@@ -28,7 +28,8 @@ def invite(dht: DHT, say: Say) -> None:
 
 
 def tell_epochs(dht: DHT, say: Say, every: int = 1) -> None:
-    """From now on a line at the end of each epoch (or each tenth, …). Peers that are in step tell the same lineage."""
+    """From now on says a line at the end of each epoch, or of every `every`-th. Peers that are in step say the same
+    lineage."""
 
     def tell(event: Event) -> None:
         if isinstance(event, EpochAdvanced) and event.epoch % every == 0:
@@ -38,7 +39,8 @@ def tell_epochs(dht: DHT, say: Say, every: int = 1) -> None:
 
 
 def run(train: Callable[[], object]) -> None:
-    """Runs the training until it ends, or Ctrl-C. What goes wrong with the swarm is one line: nobody answers, say."""
+    """Runs the training until it ends, or until Ctrl-C. An error of the swarm, such as that nobody answers, ends the
+    program with one line."""
     try:
         train()
     except KeyboardInterrupt:

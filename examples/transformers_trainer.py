@@ -36,7 +36,7 @@ class SwarmSchedule:
         self.optimizer = optimizer
 
     def step(self) -> None:
-        """The swarm's Optimizer has stepped the real one if it was time."""
+        """Does nothing: the swarm's Optimizer steps the real schedule, at the end of an epoch."""
 
     def get_last_lr(self) -> list[float]:
         return [group["lr"] for group in self.optimizer.param_groups]
@@ -45,20 +45,21 @@ class SwarmSchedule:
         return {}  # the optimizer's state holds the schedule
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """See state_dict."""
+        """Does nothing: the optimizer's state holds the schedule."""
 
 
 class SwarmCallback(TrainerCallback):
     """Counts the samples of each step, tells the others the loss, and ends training with the run."""
 
     def __init__(self, optimizer: swarmcli.Optimizer, last_epoch: int | None) -> None:
-        """`last_epoch`: of the run, at which this peer leaves; None: when Trainer ends."""
+        """`last_epoch`: the epoch of the run at which this peer leaves; None: it leaves when Trainer ends."""
         self.optimizer = optimizer
         self.last_epoch = last_epoch
         self.batches = 0
 
     def on_init_end(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
-        # What Trainer (or trl, by `peft_config`) did to the model is told now, and not at the first step.
+        # Raises now, rather than at the first step, if Trainer (or trl, by `peft_config`) has frozen what the Optimizer
+        # trains.
         self.optimizer.core.replica.placement.check_trained()
 
     def on_step_begin(self, args: TrainingArguments, *_: Any, **__: Any) -> None:
@@ -83,7 +84,7 @@ class SwarmCallback(TrainerCallback):
 def make_optimizer(dht: swarmcli.DHT, model: torch.nn.Module, decay: int = 100) -> swarmcli.Optimizer:
     """The model has to be on its device already, and the optimizer has to be made before Trainer sees it.
 
-    `decay`: epochs in which the learning rate falls to a tenth, as many for all peers.
+    `decay`: epochs over which the learning rate falls to a tenth; all peers have to give the same.
     """
     inner = torch.optim.AdamW(model.parameters(), lr=1e-2)
     return swarmcli.Optimizer(

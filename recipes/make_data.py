@@ -3,8 +3,8 @@ and drawn shapes. Needs no network; the same Python makes the same files.
 
     python recipes/make_data.py
 
-writes them to recipes/data. By a link no data travel: each volunteer makes them below the directory that `swarm join`
-names, with `python -m swarmcli.shipped.make_data DIRECTORY/data`; names of files behind it choose some of them.
+writes them to recipes/data. A link carries no data: each volunteer makes them below the directory that `swarm join`
+names, with `python -m swarmcli.shipped.make_data DIRECTORY/data`; names of files after the directory choose some.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def sources() -> Iterator[str]:
 
 
 def statements() -> Iterator[dict[str, Any]]:
-    """The first line of a statement: of which kind is it? As many of each kind."""
+    """First lines of statements, each labelled with the kind of statement; at most MOST / 6 of each kind."""
     found: dict[str, dict[str, None]] = {kind: {} for kind in STATEMENTS}
     for text in sources():
         try:
@@ -73,7 +73,7 @@ def tokens() -> Iterator[dict[str, Any]]:
 
 
 def documented() -> Iterator[tuple[str, str]]:
-    """Functions and classes with the first sentence that is said of them."""
+    """The names of functions and classes, each with the first sentence of its docstring."""
     for text in sources():
         try:
             tree = ast.parse(text)
@@ -87,13 +87,13 @@ def documented() -> Iterator[tuple[str, str]]:
 
 
 def names() -> Iterator[dict[str, Any]]:
-    """A sentence about a function; and its name."""
+    """Rows of a sentence about a function or class, and its name."""
     for name, sentence in documented():
         yield {"source": sentence, "target": name}
 
 
 def chats() -> Iterator[dict[str, Any]]:
-    """A question for what a function does, and the answer."""
+    """Rows of a question about what a function or class does, and the answer."""
     for name, sentence in documented():
         asked = {"role": "user", "content": f"What does {name} do?"}
         yield {"messages": [asked, {"role": "assistant", "content": sentence}]}
@@ -122,7 +122,7 @@ def shapes(directory: Path) -> None:
 
 
 def write(file: Path, rows: Callable[[], Iterator[dict[str, Any]]]) -> None:
-    """At most MOST rows, drawn from all of them."""
+    """Writes at most MOST rows, drawn from all of them, as lines of JSON."""
     made = list(rows())
     random.Random(1).shuffle(made)
     file.parent.mkdir(parents=True, exist_ok=True)

@@ -2,7 +2,7 @@
 
 export const NEEDS_TOKEN = "This page may only look. To change something, type “swarm status” on the computer on which this peer runs, and open the address behind “page”: it brings the token along.";
 
-const SILENCE_MS = 6000;  // a frozen process keeps its connections, but does not answer
+const SILENCE_MS = 6000; // a frozen process keeps its connections, but does not answer
 
 export async function asked(path, options) {
   let response;

@@ -4,7 +4,7 @@ import { $, element, svg, write } from "/static/dom.js";
 import { axisTime } from "/static/format.js";
 
 const MARGIN = { top: 8, right: 12, bottom: 34, left: 46 };
-const SMOOTH_FROM = 40;  // with so many points a smoothed line is easier to read than the raw one
+const SMOOTH_FROM = 40; // with so many points a smoothed line is easier to read than the raw one
 const TIME_STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800, 2592000, 7776000, 31536000];
 
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumSignificantDigits: 4 });

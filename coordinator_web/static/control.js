@@ -10,12 +10,12 @@ let token = "";
 // Takes the token out of the address, so that it stays neither in the history nor in a link that somebody copies.
 function adopt() {
   const fragment = new URLSearchParams(location.hash.slice(1));
-  const found = fragment.get("control") ?? fragment.get("token");  // some write it as in `?token=`
+  const found = fragment.get("control") ?? fragment.get("token"); // some write it as in `?token=`
   try {
     if (found) localStorage.setItem(KEY, found);
     token = localStorage.getItem(KEY) ?? "";
   } catch {
-    token = found ?? "";  // the browser keeps nothing: the token lasts as long as the page is open
+    token = found ?? ""; // the browser keeps nothing: the token lasts as long as the page is open
   }
   if (found) history.replaceState(null, "", location.pathname + location.search);
 }

@@ -6,7 +6,7 @@ async function copy(button) {
   try {
     await navigator.clipboard.writeText(source.textContent);
   } catch {
-    const range = document.createRange();  // pages from other machines get no clipboard
+    const range = document.createRange(); // pages from other machines get no clipboard
     range.selectNodeContents(source);
     getSelection().removeAllRanges();
     getSelection().addRange(range);

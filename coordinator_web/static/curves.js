@@ -6,7 +6,7 @@ import { $, say } from "/static/dom.js";
 import { count, day, decimal, rate } from "/static/format.js";
 
 const MOST_POINTS = 400;
-const LEAST_MS = 1000;  // between two requests
+const LEAST_MS = 1000; // between two requests
 
 const few = (value) => Number(value.toFixed(1)).toLocaleString("en"); // a mean of small numbers
 const place = (point, axis) => (axis === "time" ? day(point.x) : `epoch ${count(point.x)}`);
@@ -37,7 +37,7 @@ const alive = new Chart("alive", {
 let asked = 0;
 let waiting = null;
 let lookedAt = 0;
-let ends = null;  // {first, last}: the first and the last point of the run
+let ends = null; // {first, last}: the first and the last point of the run
 
 // Returns a function that draws the curves again.
 export function drawCurves() {
@@ -56,7 +56,7 @@ async function fetchCurves() {
   asked += 1;
   const turn = asked;
   const axis = document.querySelector("[name=axis]:checked").value;
-  const part = Number($("span").value);  // which part of the axis, counted from its end
+  const part = Number($("span").value); // which part of the axis, counted from its end
   const from = part < 1 && ends !== null ? ends.last[axis] - part * (ends.last[axis] - ends.first[axis]) : null;
   try {
     // On the axis of epochs, epochs themselves: the history has only means over some seconds.

@@ -4,7 +4,7 @@ import { $, element, say, write } from "/static/dom.js";
 
 const YES = [["none", "runs"], ["no", "pauses"]];
 // Every key of `Limits` (swarmcli/recipe/limits.py), in the order of the page.
-const LIMITS = {  // key → its name, an example or the choices, what it means
+const LIMITS = { // key → its name, an example or the choices, what it means
   processor: ["Processor", "no limit, or 50%", "share of the time in which it computes"],
   gpu: ["Graphics card", "no limit, or 50%", "share of the time in which it computes"],
   upload: ["Upload", "no limit, or 2 MB/s", "what is sent to others"],
@@ -19,8 +19,8 @@ const LIMITS = {  // key → its name, an example or the choices, what it means
 };
 
 const shown = new Map(); // key → {node, input, part}
-const unsent = new Set();  // keys that the user is changing
-let last = Promise.resolve();  // changes are sent one after the other, or an older one might arrive last
+const unsent = new Set(); // keys that the user is changing
+let last = Promise.resolve(); // changes are sent one after the other, or an older one might arrive last
 let waiting = 0;
 
 // `send(key, text)` asks for a limit and resolves to why this trainer's samples cannot count now; "": they can.
@@ -76,7 +76,7 @@ async function change(send, key, text) {
     refuse(key, "");
     unsent.delete(key);
   } catch (error) {
-    refuse(key, error.message);  // what was typed stays, to be corrected
+    refuse(key, error.message); // what was typed stays, to be corrected
   }
   waiting -= 1;
   if (waiting === 0) write($("limits-note"), $("limits").querySelector("[aria-invalid=true]") ? "\u00a0" : "Saved");

@@ -22,7 +22,7 @@ export function follow(draw = () => {}, begin = () => {}) {
 async function look(draw, begin) {
   let state;
   try {
-    state = await send("GET", "state");  // the answer says whether the token is right
+    state = await send("GET", "state"); // the answer says whether the token is right
   } catch {
     if (Date.now() - heard > LOST_MS) tellLost();
     return;

@@ -34,7 +34,7 @@ export class Pages {
     this.asked += 1;
     const turn = this.asked;
     const { total, rows } = await this.load(this.offset, this.size);
-    if (turn !== this.asked) return;  // another page was asked for meanwhile
+    if (turn !== this.asked) return; // another page was asked for meanwhile
     if (rows.length === 0 && this.offset > 0) await this.restart(); // the list has become shorter
     else this.draw(total, rows);
   }

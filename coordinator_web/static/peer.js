@@ -63,7 +63,8 @@ again(REFRESH_SECONDS, async () => {
     say($("peer-error"), "");
   } catch (error) {
     say($("peer-error"), error.message);
-    if ($("peer-id").textContent === "") write($("peer-name"), peerId.slice(0, 10)); // nothing is known of it
+    // the page knows nothing but the address yet
+    if ($("peer-id").textContent === "") write($("peer-name"), peerId.slice(0, 10));
   }
 });
 

@@ -6,10 +6,12 @@ import { ago, asOf, count, decimal, percent, plural, rate, reached, tiny } from 
 import { here } from "/static/live.js";
 import { Pages } from "/static/paging.js";
 
-const IDLE = ["not answering", "left", "lost", "line too slow", "catching up"]; // they add nothing at this moment
+// a peer in one of these states adds no samples at this moment
+const IDLE = ["not answering", "left", "lost", "line too slow", "catching up"];
 const REFRESH_SECONDS = 1;
-const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"]; // of these the greatest comes first
-const FEW = 12; // of which nobody is looked for
+// a first click on one of these columns puts the greatest value first
+const FIRST_DOWN = ["epoch", "rate", "share", "last_seen"];
+const FEW = 12; // with no more peers than this the page shows no search field
 
 const asked = { sort: "", q: "" };
 

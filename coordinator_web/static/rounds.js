@@ -1,25 +1,27 @@
-// Averaging rounds, newest first; once one is opened, who took part and how its time went by. And what went wrong.
+// Averaging rounds, newest first. One that the reader opens also shows its members and its stages. Below them stands
+// what went wrong.
 
 import { $, cell, element, link, peerPath, reconcile, row, say, write } from "/static/dom.js";
 import { bytes, clock, count, day, duration, plural } from "/static/format.js";
 import { pagesOf } from "/static/paging.js";
 
-const MOST_MEMBERS = 12; // of a group, that are named
-const opened = new Set(); // ids of rounds
-const names = new Map(); // of peers, by id
+const MOST_MEMBERS = 12; // members of a group that the page names; it counts the rest
+const opened = new Set(); // ids of the rounds that the reader has opened
+const names = new Map(); // names of peers, by id and by its first ten characters
 
 export function learnNames(some) {
   for (const [id, name] of Object.entries(some ?? {})) names.set(id, name).set(id.slice(0, 10), name);
 }
 
-// A text with names in place of short ids.
+// Returns the text with peers' names in place of their short ids.
 export function named(text) {
   return text.replace(/\b[a-z2-7]{10}\b/g, (id) => names.get(id) || id);
 }
 
 const called = (peer) => names.get(peer) || peer.slice(0, 10);
 
-// Seconds from when the group was there: while it formed, its members may well have computed.
+// Seconds since the group formed, since its members may have computed until then. Where no group formed: the seconds of
+// looking for one.
 function took(round) {
   const all = Object.values(round.seconds).reduce((sum, each) => sum + each, 0);
   return all - (round.round_id ? round.seconds["looking for group"] ?? 0 : 0);
@@ -40,7 +42,8 @@ export function showRounds(rounds) {
   return pages(rounds);
 }
 
-// Below a round stands why it failed, and whatever somebody has opened.
+// Adds a second row below each round that has something to explain, such as a failure, and below each that the reader
+// has opened.
 function expand(rounds) {
   return rounds.flatMap((round) => [{ round, below: "" }, ...(opened.has(round.id) || explanation(round) ? [{ round, below: "below" }] : [])]);
 }
@@ -96,7 +99,7 @@ function createRound(round) {
 function update(node, { round, below }) {
   const open = opened.has(round.id);
   if (below) {
-    write(node.querySelector(".why"), explanation(round)); // a name may have come after the round
+    write(node.querySelector(".why"), explanation(round)); // a peer's name may arrive after the round
     node.querySelector(".detail").hidden = !open;
     return;
   }

@@ -11,7 +11,7 @@ import { listPeers } from "/static/peers.js";
 import { learnNames, named, showFailures, showRounds } from "/static/rounds.js";
 
 const MOST = { rounds: 60, events: 120 };
-const SLOWLY_SECONDS = 10; // between two looks at what seldom changes
+const SLOWLY_SECONDS = 10; // between two requests for what seldom changes
 const view = { rounds: [], events: [], epoch: null };
 
 // ---- how the run stands
@@ -22,7 +22,8 @@ function drawState({ run, counts }) {
   write($("loss"), decimal(run.losses.at(-1) ?? null));
   write($("loss-sub"), run.evaluated ? `on data kept aside, ${run.evaluated}` : "\u00a0");
   write($("peer-sub"), roles(counts) || "\u00a0");
-  const last = run.last_epoch?.samples > 0 ? run.last_epoch : null; // of one that was taken over nobody knows
+  // a peer has no figures of an epoch whose result it downloaded
+  const last = run.last_epoch?.samples > 0 ? run.last_epoch : null;
   write($("last-epoch"), last ? duration(last.seconds) : "–");
   write($("last-epoch-sub"), last ? `${duration(last.averaging_seconds)} of it averaging` : "\u00a0");
   drawProgress(run);
@@ -42,7 +43,8 @@ function drawProgress(run) {
   const done = run.state === "finished";
   const part = done ? 1 : Math.min(1, run.target > 0 ? run.samples / run.target : 0);
   const fill = $("progress-fill");
-  fill.classList.toggle("jump", part < Number(fill.dataset.part ?? 0)); // a new epoch begins at once, it does not run back
+  // at a new epoch the bar jumps to its start instead of sliding back
+  fill.classList.toggle("jump", part < Number(fill.dataset.part ?? 0));
   fill.dataset.part = part;
   fill.style.transform = `scaleX(${part})`;
   const text = `${count(run.samples)} of ${count(run.target)} samples`;
@@ -96,7 +98,8 @@ const showCheckpoints = pagesOf({
   },
   update(node, each) {
     const best = checkpoints.find((other) => other.best);
-    const open = best && checkpoints.some((other) => other.loss === null && other.epoch > best.epoch); // it may be better
+    // a newer checkpoint that is not evaluated yet may be better
+    const open = best && checkpoints.some((other) => other.loss === null && other.epoch > best.epoch);
     const marks = [each.latest ? "newest" : "", each.best ? (open ? "best of those evaluated" : "best") : ""].filter(Boolean).join(", ");
     const loss = each.loss !== null ? `loss ${decimal(each.loss)} on data kept aside` : best ? "not evaluated yet" : "";
     write(node.querySelector(".sub"), [marks, bytes(each.bytes), day(each.time), loss].filter(Boolean).join(" · "));
@@ -115,7 +118,7 @@ async function lookSlowly() {
 
 listPeers();
 
-// What has come since: all of it, where the page has none yet.
+// Asks for the rows after the last one shown; for the newest ones if none is shown. Returns whether there were any.
 async function learn(what, rowsOf = (found) => found) {
   const found = await get(what, { after: view[what].at(-1)?.id, limit: MOST[what] });
   const fresh = rowsOf(found);
@@ -136,11 +139,11 @@ async function draw(state) {
   drawState(state);
   if (view.epoch !== state.run.epoch) reloadCurves();
   view.epoch = state.run.epoch;
-  await drawNews().catch(() => {}); // the connection that is lost is told already
+  await drawNews().catch(() => {}); // live.js shows a lost connection
 }
 
 follow(draw, () => {
-  Object.assign(view, { rounds: [], events: [] }); // all of it comes anew
+  Object.assign(view, { rounds: [], events: [] }); // after a lost connection the page asks for all rows again
   reloadCurves();
 });
 

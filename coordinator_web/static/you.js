@@ -1,4 +1,4 @@
-// The page of a volunteer: what the own computer does, and how to have it do less, more or nothing.
+// The page of a volunteer: what this computer does, and the controls to have it do less, more or nothing.
 
 import { again, get, NEEDS_TOKEN } from "/static/api.js";
 import { Chart } from "/static/chart.js";
@@ -8,25 +8,25 @@ import { capital, count, moment, plural, rate, roughly } from "/static/format.js
 import { offerLimits, showLimits } from "/static/limits.js";
 import { follow, here } from "/static/live.js";
 
-const HISTORY_SECONDS = 5; // between two looks at the own history
+const HISTORY_SECONDS = 5; // between two requests for this peer's history
 
-let allowed = false; // to change something
-let seen = false; // a state has come
-let busy = false; // while the peer is asked to change something
-let answer = null; // the activity that the peer has just told; the next state may have been looked at before it changed
+let allowed = false; // whether this page may change something
+let seen = false; // whether a state has arrived
+let busy = false; // whether a request to change something is under way
+let answer = null; // the activity in the peer's last answer; the next state may have been taken before the change
 
 // ---- what it does
 
 function draw({ run, me, can_control: may }) {
   allowed = may;
-  if (!seen) lookBack(); // now it is known who this is
+  if (!seen) lookBack(); // lookBack needs a state, and this is the first
   seen = true;
   if (answer !== null) me.activity = answer;
   answer = null;
   drawActivity(me);
   const computes = me.activity.state === "running" && ["training", "averaging"].includes(run.state);
   write($("speed"), rate(computes ? me.samples_per_second : 0));
-  const placed = me.rank !== null && me.ranked > 1; // who is alone has no place
+  const placed = me.rank !== null && me.ranked > 1; // a peer that is ranked alone has no place
   write($("rank"), placed ? count(me.rank) : "–");
   write($("ranked"), placed ? `of ${count(me.ranked)}${me.told_by && `, ${me.told_by}`}` : "\u00a0");
   drawRun(run);
@@ -50,7 +50,7 @@ function drawActivity(me) {
   write($("stop"), over ? "Leave at once…" : "Leave the run…");
   $("stop-after").hidden = over;
   write($("stop-not"), over ? "Wait" : "Stay");
-  $("controls").hidden = !allowed; // it shows what it may
+  $("controls").hidden = !allowed; // the page hides controls that it may not use
   for (const id of ["resume", "pause", "stop"]) $(id).disabled = !allowed || busy;
   say($("control-note"), allowed ? "" : NEEDS_TOKEN);
 }
@@ -75,19 +75,19 @@ async function ask(path, body) {
   drawActivity(here.state.me);
   try {
     answer = await send("POST", path, body);
-    here.state.me.activity = answer; // of the state that has come meanwhile
+    here.state.me.activity = answer; // a state that arrived during the request may still have the old activity
   } catch (error) {
-    if (error.message === NEEDS_TOKEN) allowed = false; // the peer has been started anew
+    if (error.message === NEEDS_TOKEN) allowed = false; // the peer was started again, and has another token
     else say($("control-error"), error.message);
   }
   busy = false;
   drawActivity(here.state.me);
   const next = ["resume", "pause"].map($).find((button) => !button.hidden && !button.disabled);
-  const held = document.activeElement; // the button that was pressed is gone; the browser may not have noticed yet
+  const held = document.activeElement; // the pressed button is hidden now; the browser may not have noticed yet
   if (held === document.body || held.hidden) next?.focus();
 }
 
-// The next time that clocks here show this.
+// Returns the next moment at which clocks here show this time, in seconds since 1970.
 function nextTime(text) {
   const [hour, minute] = text.split(":").map(Number);
   const then = new Date();
@@ -129,10 +129,11 @@ const work = new Chart("work", {
 const lookBack = again(HISTORY_SECONDS, async () => {
   if (here.state === null) return;
   try {
-    const epochs = (await get("epochs")).filter((each) => each.samples > 0 && each.seconds > 0); // of the others only others tell
+    // this peer has no figures of epochs whose result it downloaded
+    const epochs = (await get("epochs")).filter((each) => each.samples > 0 && each.seconds > 0);
     work.show(epochs.map((each) => ({ x: each.epoch, value: each.own_samples / each.seconds })));
   } catch {
-    // the connection that is lost is told already; a peer that is not listed yet has no history
+    // live.js shows a lost connection; a peer that is not listed yet has no history
   }
 });
 

@@ -1,4 +1,4 @@
-"""A task of a package: whoever trains `task: bigrams` has this installed."""
+"""A task that a package brings: every peer of a run with `task: bigrams` has this package installed."""
 
 from __future__ import annotations
 

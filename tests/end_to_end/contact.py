@@ -1,4 +1,4 @@
-"""A public peer without a run: takes part in the hash table, says where it is, and ends with its input.
+"""A public peer without a run: takes part in the hash table, prints its address, and ends when its input ends.
 
 python -m tests.end_to_end.contact [FIRST CONTACT …]
 """

@@ -1,5 +1,5 @@
-"""Peers that are forked from a process which has imported what they need: a fresh one computes for eight seconds before
-it says a word. All else is as `swarm` starts it: a session, an environment and files of their own.
+"""Starts peers by forking a process that has imported what they need: a fresh process takes eight seconds to import
+that. Otherwise they are as `swarm` starts them, each with a session, an environment and files of its own.
 
 Where there is no fork, and for launchers such as torchrun, processes are started as usual.
 """
@@ -43,7 +43,7 @@ def command(
 
 
 class ForkedChildren(Children):
-    """As Children, which exec."""
+    """Children whose processes are forked instead of executed afresh."""
 
     def start(
         self,
@@ -72,7 +72,7 @@ class _Forked(Child):
 
 
 class _Process:
-    """A forked process as Child knows one: what it uses of subprocess.Popen."""
+    """A forked process with those parts of subprocess.Popen's interface that Child uses."""
 
     def __init__(self, forked: ForkServerProcess) -> None:
         self._forked = forked
@@ -107,7 +107,7 @@ def _fork(
     prefix: Sequence[str] = (),
     cwd: Path | None = None,
 ) -> ForkServerProcess:
-    from tests.forkserver import CONTEXT  # here, since not every system has one
+    from tests.forkserver import CONTEXT  # imported here: not every system has a fork server
 
     place = str(cwd or Path.cwd())
     for file in {out, err}:
@@ -126,12 +126,12 @@ def _live(words: list[str], out: str, err: str, environment: dict[str, str], pre
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     for number, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666), number)
-    os.closerange(3, 1024)  # among them what would keep the process alive that this one is forked from
+    os.closerange(3, 1024)  # among them the pipe that would keep the fork server alive
     os.environ.clear()
     os.environ.update(environment, **{VARIABLE: str(os.getppid())})
     os.chdir(place)
     sys.argv = ["swarm", *words]
-    gc.freeze()  # what was there before the fork stays, and is not copied by being looked at
+    gc.freeze()  # the garbage collector leaves objects from before the fork alone: looking at one copies its page
 
     from swarmcli.cli.main import main
 
@@ -139,11 +139,12 @@ def _live(words: list[str], out: str, err: str, environment: dict[str, str], pre
         main()
     finally:
         with suppress(Exception):
-            atexit._run_exitfuncs()  # which a forked process of multiprocessing leaves out
+            atexit._run_exitfuncs()  # multiprocessing does not run these in a forked process
 
 
 def _enter(prefix: list[str]) -> None:
-    """Does what the command nsenter would do before it becomes another one; see benchmarks/_homes.py."""
+    """Enters the namespaces that the prefix names, as the command nsenter does before it executes another; see
+    benchmarks/_homes.py."""
     if not prefix:
         return
     target = next(word.partition("=")[2] for word in prefix if word.startswith("--target="))

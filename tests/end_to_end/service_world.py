@@ -1,5 +1,5 @@
-"""A user manager of systemd in a world of its own, for test_service.py, which runs this under `unshare`: a monitor is
-installed from a session that ends, killed, and removed. Prints what was seen, one JSON object."""
+"""A user manager of systemd in namespaces of its own, which test_service.py runs under `unshare`: a monitor is
+installed as a service from a session that ends, then killed, then removed. Prints what was seen as one JSON object."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def _words(process: psutil.Process) -> list[str]:
 
 
 def swarm(*words: str) -> subprocess.CompletedProcess[str]:
-    """From a session of its own, all of whose processes are gone when this returns, as after a logout."""
+    """Runs `swarm` in a session of its own, of which no process is left when this returns, as after a logout."""
     return subprocess.run(
         [sys.executable, "-m", "swarmcli", *words], capture_output=True, text=True, start_new_session=True
     )
@@ -53,7 +53,7 @@ def swarm(*words: str) -> subprocess.CompletedProcess[str]:
 def main(recipe: Path) -> dict[str, Any]:
     Path("/run/systemd").mkdir(exist_ok=True)
     subprocess.run(["mount", "-t", "tmpfs", "none", "/run/systemd"], check=True)
-    Path("/run/systemd/system").mkdir()  # what says that systemd is there
+    Path("/run/systemd/system").mkdir()  # by this directory programs see that systemd is there
     with subprocess.Popen(["/lib/systemd/systemd", "--user", "--log-target=console"], stderr=subprocess.DEVNULL) as it:
         until(lambda: ask("systemctl", "--user", "show", "-p", "Version"))
         installed = swarm("service", "install", str(recipe), "--role", "monitor", "--", "--web", "0")

@@ -15,7 +15,7 @@ def ranks(child: Child) -> dict[int, int]:
     for process in _children(child.pid):
         try:
             rank = process.environ().get("RANK")
-        except (psutil.Error, OSError):  # it ends just now
+        except (psutil.Error, OSError):  # the process is ending
             continue
         if rank is not None:
             found[int(rank)] = process.pid

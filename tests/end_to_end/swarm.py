@@ -52,7 +52,8 @@ class Swarm:
         self.directory = directory
         self.children = children
         self.recipe = directory / "recipe.yaml"
-        # Each test has a fingerprint of its own: who looks for its run on this computer must not find another one
+        # The recipe of each test has a fingerprint of its own, so that a peer that looks for its run on this computer
+        # does not find another test's.
         rate = 3e-3 + 1e-12 * (1 + zlib.crc32(str(directory).encode()) % 997)
         self.recipe.write_text(RECIPE.format(max_epochs=max_epochs, target=target, host=host, rate=rate))
         (directory / "text").mkdir()
@@ -72,8 +73,8 @@ class Swarm:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Starts a peer that knows the first monitor; its files are in `home(name)`, its output in `<name>.log`.
-        `recipe` may be a link."""
+        """Starts a peer, whose first contact is the latest peer of `start_contact`, if there was one. Its files are in
+        `home(name)`, its output in `<name>.log`. `recipe` may be a link."""
         contact = ["--peer", self.contact] if self.contact else []
         words = [verb, str(recipe or self.recipe), "--home", str(self.home(name)), "--name", name, *contact, *arguments]
         log = self.directory / f"{name}.log"
@@ -90,7 +91,7 @@ class Swarm:
         prefix: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
     ) -> Child:
-        """Starts a peer, and waits until it can be the first contact of those that are started then."""
+        """Starts a peer, waits until it is up, and makes it the first contact of those that are started later."""
         child = self.start(verb, name, *arguments, prefix=prefix, environment=environment)
         self.wait(lambda: (self.home(name) / "peer.json").exists(), f"{name} is up", child)
         self.contact = self.told(name)["addresses"][0]
@@ -106,7 +107,7 @@ class Swarm:
         return self._read(name, lambda journal: journal.epochs("test-run", after=after))
 
     def lives(self, name: str) -> list[float]:
-        """When each start of this peer was, the first one first."""
+        """The times at which this peer was started, oldest first, in seconds since 1970."""
         return self._read(name, lambda journal: [each.started for each in journal.runs()])
 
     def rounds(self, name: str) -> list[RoundFinished]:
@@ -127,7 +128,8 @@ class Swarm:
         return epochs[-1].epoch if epochs else 0
 
     def wait(self, condition: Callable[[], bool], what: str, *alive: Child) -> None:
-        """Until the condition holds; fails when it does not, or when one of the `alive` ends before."""
+        """Waits until the condition holds. Fails after PATIENCE_SECONDS, or once one of the `alive` has ended with an
+        error."""
         deadline = time.monotonic() + PATIENCE_SECONDS
         while not condition():
             for child in alive:
@@ -145,15 +147,15 @@ class Swarm:
         assert child.returncode == code, child.last_words(40)
 
     def end_in_step(self, *trainers: Child) -> None:
-        """Asks them to stop when all have gone through the same rounds. Fails when that never is so, and when those
-        that end after the same rounds have unlike parameters."""
+        """Asks the trainers to stop once all have gone through the same rounds. Fails if they never have, or if
+        trainers that end after the same rounds have unlike parameters."""
 
         def in_step() -> bool:
             lineages = [self._lineages(trainer) for trainer in trainers]
             shared = set(lineages[0]).intersection(*lineages[1:])
             return bool(shared) and len({of_one[max(shared)] for of_one in lineages}) == 1
 
-        self.wait(in_step, "all are in step", *trainers)  # who missed a round follows
+        self.wait(in_step, "all are in step", *trainers)  # a trainer that missed a round catches up
         for trainer in trainers:
             trainer.ask_to_stop()
         for trainer in trainers:
@@ -162,7 +164,7 @@ class Swarm:
         assert len({lineage for lineage, _ in ends}) == len(ends), self.last_words()
 
     def _end(self, trainer: Child) -> tuple[str, str]:
-        """What it has gone through, and the parameters that it has by that."""
+        """The lineage at which the trainer ended, and the digest of its parameters there."""
         summary = self.summary(trainer.name)
         return self._lineages(trainer)[summary["epoch"]], summary["digest"]
 
@@ -175,5 +177,5 @@ class Swarm:
 
 
 def poll() -> None:
-    """A moment between two looks at a process of its own, which no virtual clock reaches."""
+    """Waits a moment between two looks at another process, which no virtual clock reaches."""
     time.sleep(0.1)

@@ -1,4 +1,5 @@
-"""A terminal with somebody at it: a command on a pseudo-terminal, its screen as a person sees it, keys as typed."""
+"""A person at a terminal: a command runs on a pseudo-terminal, its screen is read as the person sees it, and keys are
+typed."""
 
 from __future__ import annotations
 
@@ -65,7 +66,8 @@ class Terminal:
         os.write(self._master, keys.encode())
 
     def watch(self, seconds: float) -> bool:
-        """Takes what comes within so many seconds; False when the command has ended and said everything."""
+        """Reads output for at most so many seconds; returns False once the command has ended and all its output is
+        read."""
         deadline = time.monotonic() + seconds
         while (left := deadline - time.monotonic()) > 0:
             ready, _, _ = select.select([self._master], [], [], left)
@@ -82,7 +84,8 @@ class Terminal:
         return True
 
     def until(self, look: Callable[[str], object], seconds: float = SECONDS) -> str:
-        """Waits for something on the screen, and gives all that is there. An AssertionError shows the screen."""
+        """Waits until `look` is true of the screen's text, and returns that text. Raises AssertionError, which shows
+        the screen, after so many seconds, or if the command ends before."""
         deadline = time.monotonic() + seconds
         while not look(self.text):
             alive = self.watch(0.1)
@@ -90,7 +93,7 @@ class Terminal:
         return self.text
 
     def end(self, seconds: float = SECONDS) -> int:
-        """Waits for the command's end, and gives its exit code."""
+        """Waits for the command's end, and returns its exit code."""
         deadline = time.monotonic() + seconds
         while self.watch(0.1):
             assert time.monotonic() < deadline, self.text

@@ -51,7 +51,7 @@ class Computer:
         return max((each.epoch for each in self._read(name, lambda journal: journal.epochs("closed"))), default=0)
 
     def rounds(self, name: str) -> list[int]:
-        """How many members each round had that was committed."""
+        """The number of members of each committed round."""
         found = self._read(name, lambda journal: journal.rounds("closed"))
         return [len(each.members) for each in found if each.outcome == "committed"]
 

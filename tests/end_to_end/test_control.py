@@ -32,7 +32,8 @@ def command(*words: str) -> subprocess.CompletedProcess[str]:
 
 
 def shown() -> dict[str, Any]:
-    """By name; one that is busy may not answer within the few seconds that the command waits, and has no `state`."""
+    """What `swarm status` shows, by name. A busy peer may not answer within the few seconds that the command waits; it
+    then has no `state`."""
     return {each["name"]: each for each in json.loads(command("status", "--json").stdout)}
 
 

@@ -30,7 +30,7 @@ def start_contacts(internet: Internet, count: int) -> list[str]:
 
 
 def look_around(home: Machine, *words: str) -> dict[str, list[str]]:
-    """Check → what `swarm doctor --network` finds by it."""
+    """Returns check → the texts that `swarm doctor --network` prints of it."""
     done = home.run([sys.executable, "-m", "swarmcli", "doctor", "--network", "--json", *words], timeout=300)
     found: dict[str, list[str]] = {}
     for finding in map(json.loads, done.stdout.splitlines()):
@@ -55,8 +55,7 @@ def test_a_port_of_the_router_makes_a_home_dialable_and_is_given_back(
     assert opened is not None
     rates = [re.search(r"([\d.]+) Mbit/s down, ([\d.]+) Mbit/s up", text) for text in found["rates"]]
     assert len(rates) == 3
-    for (
-        down_up
-    ) in rates:  # the link carries 20 Mbit/s each way, less what a busy machine loses, or takes late at the start
+    # The line carries 20 Mbit/s each way, less what a busy machine loses, or takes late at the start.
+    for down_up in rates:
         assert down_up is not None and all(2.4 < float(rate) < 40 for rate in down_up.groups())
     assert not opens(internet.machine("late"), outer, int(opened[1]), SILENT)

@@ -71,9 +71,8 @@ def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, numb
     words = trainer.last_words(60)
     assert "leaving" in words and "not handed in" not in words, words  # the other one goes on, so a round takes them
     assert children == []
-    left = [
-        path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")
-    ]  # torch's own cache
+    # torch's own cache may be left.
+    left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
     assert left == []
     assert not (run.home("trainer") / "peer.json").exists()
     assert run.summary("trainer")["epochs"] >= 2

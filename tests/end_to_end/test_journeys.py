@@ -39,7 +39,7 @@ class Person:
         )
 
     def swarm(self, *words: str) -> str:
-        """One that ends by itself, and has to succeed."""
+        """Runs a command that ends by itself, and returns its screen. Fails unless the command succeeds."""
         with self.at(*words) as terminal:
             code = terminal.end()
             assert code == 0, terminal.text
@@ -54,7 +54,7 @@ def test_from_nothing_to_a_run_with_a_volunteer_who_pauses_and_leaves(tmp_path: 
         assert found is not None
         contributes(volunteer, found[1])
         assert "trainer-1" not in monitor.text
-        with owner.at("join", "my-run/recipe.yaml", columns=200) as beside:  # it is told no address
+        with owner.at("join", "my-run/recipe.yaml", columns=200) as beside:  # it is given no address
             beside.until(lambda text: "this one joins it there" in text)
             monitor.until(lambda text: re.search(r"\btrainer +\d+ ", text))
             beside.type("\x03")

@@ -41,7 +41,8 @@ def test_a_laptop_outside_its_hours_hands_in_its_work_pauses_and_goes_on_and_is_
     run.wait(lambda: worked(run) >= before + 2, "the laptop goes on", trainer, laptop)
     assert not [line for line in run.events("laptop") if "not in the average" in line.text]
 
-    # It stands still for longer than others wait for it, while the kernel's clock goes on, as in a real sleep.
+    # The laptop's process stands still for longer than others wait for it, while the kernel's clock goes on, as in a
+    # real sleep.
     process, asleep_at = psutil.Process(laptop.pid), time.monotonic()
     process.suspend()
     run.wait(lambda: time.monotonic() > asleep_at + SLEEP_SECONDS, "the others go on", trainer)

@@ -49,7 +49,7 @@ def test_a_peer_behind_a_router_that_opens_ports_is_dialed_and_gives_its_port_ba
 
 
 def reach(world: Swarm, name: str) -> str:
-    """What a peer has found out last."""
+    """What the peer last found out about who can dial it; "" before it has found out anything."""
     return next((event.text for event in reversed(world.events(name)) if event.kind == "reach"), "")
 
 

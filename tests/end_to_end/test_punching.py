@@ -25,8 +25,8 @@ from tests.suites import soak
 
 pytestmark = pytest.mark.homes
 
-SECONDS = "60"  # until the direct way, which is taken as soon as it is there, on a busy machine
-IN_VAIN = "12"  # longer than three tries take
+SECONDS = "60"  # seconds to wait for the direct connection, which is used as soon as it is there, on a busy machine
+IN_VAIN = "12"  # seconds, longer than three tries take
 
 
 class Peer:

@@ -13,9 +13,9 @@ from tests.end_to_end.test_run import ENDLESS
 
 pytestmark = pytest.mark.homes
 
-# All texts of a stranger's recipe are ones that every computer has.
+# Strangers train on texts that every computer has.
 STDLIB = ("datasets:\n  - source: files\n    path: text\n", "datasets:\n  - source: stdlib\n")
-TOGETHER = 3  # epochs of everyone that show that it works
+TOGETHER = 3  # epochs that every trainer has to end to show that it works
 
 
 class Strangers(Swarm):
@@ -26,7 +26,8 @@ class Strangers(Swarm):
         self.recipe.write_text(self.recipe.read_text().replace(*STDLIB))
 
     def join_by_link(self, verb: str, name: str, link: str, machine: Machine) -> Child:
-        """As somebody does who has nothing but a link; what they have agreed to is on a disk of their own."""
+        """Starts a peer as somebody does who has nothing but a link; the consent is kept in a data directory of its
+        own."""
         own = {"XDG_DATA_HOME": str(self.directory / f"data of {name}")}
         return self.start(verb, name, "--yes", recipe=link, prefix=machine.prefix, environment=own)
 
@@ -35,7 +36,7 @@ class Strangers(Swarm):
         return (self.home(name) / "link").read_text().strip()
 
     def wait_for_epochs_of(self, peers: int, *trainers: Child) -> None:
-        """Until everyone has stepped a few times, from now on, with the averages of so many."""
+        """Waits until each trainer has ended TOGETHER more epochs with the averages of at least so many peers."""
         before = {child.name: self.epoch(child.name) for child in trainers}
 
         def together() -> bool:

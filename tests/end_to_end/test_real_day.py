@@ -23,15 +23,17 @@ pytestmark = [
 ]
 
 HOURS = float(os.environ.get("SWARM_SOAK_HOURS", "0.25"))  # 24 for the whole day
-STEADY, OTHERS = ("ann", "bob"), ("cem", "eve")  # trainers that stay, and those to whom all happens
+# trainers that are left alone, and trainers that are killed, frozen and limited
+STEADY, OTHERS = ("ann", "bob"), ("cem", "eve")
 CALM, FREEZES = (10.0, 60.0), (1.0, 300.0)  # seconds between two strikes, and of a laptop's sleep
-LOOKS = 24  # at what each process holds
-STANDS = 60.0  # seconds without an epoch, where one takes three
-GROWTH, ROOM = 1.1, {"memory": 32 << 20, "files": 8, "sockets": 8, "threads": 4}  # of the last third beside the second
+LOOKS = 24  # times that the test looks at what each process holds
+STANDS = 60.0  # seconds without a new epoch at which the test fails; an epoch takes three
+# the last third's peak may be so many times the second third's, and so much more
+GROWTH, ROOM = 1.1, {"memory": 32 << 20, "files": 8, "sockets": 8, "threads": 4}
 
 
 class Held:
-    """What one process holds, over its time."""
+    """The memory, files, sockets and threads of one process over time."""
 
     def __init__(self, child: Child, home: Path) -> None:
         self.process, self.home = psutil.Process(child.pid), home
@@ -98,7 +100,7 @@ def test_hours_of_churn_leave_nothing_behind(tmp_path: Path) -> None:
 
 
 def check_contributions(run: Swarm) -> None:
-    """What each round took is what its members gave, unless one was killed before it could write that down."""
+    """Each round counted as many samples as its members gave, unless one was killed before it had written that down."""
     taken, given, told = dict[str, int](), Counter[str](), Counter[str]()
     members: dict[str, int] = {}
     for name in (*STEADY, *OTHERS):
@@ -110,5 +112,6 @@ def check_contributions(run: Swarm) -> None:
     whole = [lineage for lineage in taken if told[lineage] == members[lineage]]
     assert len(whole) > 0.9 * len(taken), f"{len(whole)} of {len(taken)} rounds are written down by all"
     assert all(given[lineage] >= taken[lineage] for lineage in whole)
-    few = [lineage for lineage in whole if members[lineage] <= 3]  # of more nobody counts for more than a share
+    # of larger groups no member counts for more than a share
+    few = [lineage for lineage in whole if members[lineage] <= 3]
     assert all(given[lineage] == taken[lineage] for lineage in few)

@@ -28,7 +28,7 @@ TASKS = {
     "chat", "image-classification", "lora", "masked-lm", "seq2seq", "sequence-classification", "token-classification",
 }  # fmt: skip
 MODES = {"compressed", "delayed", "local-updates", "outer-steps", "powersgd", "poweref", "sparse", "sparse-outer"}
-# Over 2 MiB, whose ends of epochs run in threads beside their trainers.
+# Made larger than 2 MiB, so that their ends of epochs run in threads beside their trainers.
 LARGER = {"delayed", "outer-steps", "sparse-outer"}
 
 

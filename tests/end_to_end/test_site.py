@@ -117,7 +117,7 @@ def test_two_machines_with_torchrun_are_a_site_until_one_is_interrupted(swarm: M
     run.wait(lambda: alive(processes) == [], "both processes leave")
     assert run.summary("site")["epoch"] >= 2
     for machine in machines:
-        machine.kill()  # one torchrun waits for the other, who was interrupted
+        machine.kill()  # one torchrun waits for the other, which was interrupted
     said = "".join(machine.log.read_text() for machine in machines)
     assert "a site of 2 processes" in said and said.count("left at epoch") == 1
 

@@ -26,7 +26,9 @@ LIMITED = (3.0, 20.0)  # seconds
 LIMITS = ("10kB/s", "30kB/s", "100kB/s")
 MONITOR_GONE = 60.0  # seconds
 CALM = (1.0, 7.0)  # seconds between two strikes
-WHOLE = 10.0  # seconds for which another trainer has to have been whole: a run that nobody holds begins anew
+# seconds without hindrance that another trainer must have had before a strike: a run whose state nobody holds begins
+# anew
+WHOLE = 10.0
 SHARE = 0.5  # of what a trainer could have given, that has to be in the run
 LOOK = 1.0  # seconds between two looks at who stands where
 
@@ -50,7 +52,8 @@ class Volunteer:
         return self.child
 
     def hinder(self, what: str) -> None:
-        """From now on it can do nothing; "": it can again."""
+        """Stops counting the time in which the volunteer is able to work, since something hinders it from now on; "":
+        it counts again."""
         if not self.hindered:
             self.able += time.monotonic() - self._since
         self.hindered, self._since = what, time.monotonic()
@@ -63,7 +66,7 @@ class Volunteer:
 
     @property
     def joined(self) -> bool:
-        """Whether the process that runs now has told of itself."""
+        """Whether the process that runs now has written its `peer.json`."""
         told = self.run.home(self.name) / "peer.json"
         return told.exists() and told.stat().st_mtime >= self._started
 
@@ -78,13 +81,13 @@ class Volunteer:
 
     @property
     def pace(self) -> float:
-        """Samples per second of its epochs, as the median has it."""
+        """The median over its epochs of its samples per second."""
         worked = [each.own_samples / each.seconds for each in self.run.epochs(self.name) if each.own_samples]
         return statistics.median(worked)
 
 
 class Chaos:
-    """What happens to the volunteers, drawn by a seed: one thing each at a time."""
+    """Strikes volunteers, drawn by a seed; only one thing at a time happens to each."""
 
     def __init__(
         self,
@@ -142,7 +145,7 @@ class Chaos:
             volunteer.hinder("")
 
     def end(self) -> None:
-        """All are up, thawed and without limits."""
+        """Waits until all are up, thawed and without limits."""
         while self.ends:
             for volunteer in list(self.ends):
                 self._mend(volunteer)

@@ -46,18 +46,18 @@ class Peer:
         self._process = machine.start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
     def hears(self) -> dict[str, Any]:
-        """What it says next: first of its start."""
+        """Its next report; the first one tells of its start."""
         found = json.loads(self._process.stdout.readline())  # type: ignore[union-attr]
         assert isinstance(found, dict)
         return found
 
     def says(self) -> dict[str, Any]:
-        """What it knows now."""
+        """Its report of what it knows now."""
         print("now", file=self._process.stdin, flush=True)
         return self.hears()
 
     def until(self, condition: Callable[[dict[str, Any]], bool]) -> dict[str, Any]:
-        """Asks it again until this holds."""
+        """Asks for reports until the condition holds of one, and returns that."""
         deadline = time.monotonic() + SECONDS
         while not condition(said := self.says()):
             assert time.monotonic() < deadline, said
