@@ -182,14 +182,15 @@ def write(
         typer.Option(
             "--home",
             metavar="DIR",
-            help="The peer's directory. Default: that of your only peer on this computer that gives something, "
-            "or of several the only one that runs.",
+            help="The peer's directory. Default: that of your only trainer or auxiliary on this computer, or of the "
+            "only one that runs.",
         ),
     ] = None,
     to: Annotated[Path, typer.Option("--out", metavar="FILE", help="The file to write.")] = Path("certificate.json"),
     whom: Annotated[str, typer.Option("--for", metavar="TEXT", help="Whose it is, for example your name.")] = "",
     peer: Annotated[
-        list[str] | None, typer.Option("--peer", metavar="ADDRESS", help="A peer of the run to ask by.")
+        list[str] | None,
+        typer.Option("--peer", metavar="ADDRESS", help="A peer of the run, by which its monitors are found."),
     ] = None,
 ) -> None:
     """Write a certificate of what you gave, signed by a monitor of the run."""

@@ -37,7 +37,9 @@ CONTRIBUTED_EPOCHS = 3  # epochs of the newcomer before trainer-2 is killed
 def demo(
     overrides: Overrides,
     recipe: Annotated[Path | None, typer.Argument(metavar="[RECIPE]", help="Default: one that needs no data.")] = None,
-    directory: Annotated[Path, typer.Option(help="Where the actors leave journals and logs.")] = Path("demo-run"),
+    directory: Annotated[Path, typer.Option(help="Where the peers of the demo leave journals and logs.")] = Path(
+        "demo-run"
+    ),
     web: Annotated[int, typer.Option(metavar="PORT", help="The port of the dashboard; 0: any free one.")] = 0,
     limit: Annotated[float, typer.Option(metavar="SECONDS", help="Give up after this time.")] = 300.0,
 ) -> None:

@@ -267,7 +267,7 @@ def _ask(*command: str, strict: bool = True) -> str:
 
 
 app = typer.Typer(
-    help="Start a peer whenever you log in; it goes on after you log out, and starts again after a failure.",
+    help="Start a peer whenever you log in, and again after a failure; on Linux it goes on after you log out.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="rich",
@@ -287,7 +287,7 @@ def install(
     ] = "trainer",
     yes: Annotated[bool, typer.Option("--yes", help="Agree to what a link will do on this computer.")] = False,
 ) -> None:
-    """Start a peer now and at each login, and again when it fails; it goes on when you log out.
+    """Start a peer now and at each login, and again after a failure; on Linux it goes on after you log out.
 
     It asks the same question as swarm join, once. A service of the same run id and role is replaced. On Linux a
     peer that the run refuses, or whose recipe cannot be used, is not started again. swarm stop ends it until the next

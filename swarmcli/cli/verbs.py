@@ -33,8 +33,8 @@ _PANELS = {
         "leave the processor alone.",
         "control:resume": "Let your peers on this computer go on after a pause.",
         "control:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
-        "service:app": "Start a peer whenever you log in; it goes on after you log out, and starts again after a "
-        "failure.",
+        "service:app": "Start a peer whenever you log in, and again after a failure; on Linux it goes on after you "
+        "log out.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",
         "doctor.verb:doctor": "Check all that a peer needs, and say of each fault what helps.",
         "contributions:certificate": "Write a certificate of what you gave, signed by a monitor of the run.",

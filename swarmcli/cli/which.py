@@ -28,7 +28,7 @@ Which = Annotated[
     typer.Argument(
         metavar="LINK|RECIPE|DIRECTORY|RUN",
         help="Which run, or which peer of it: a link, a recipe, a peer's directory or one above it, or the run's name. "
-        "Default: the only one here or of this user, or of several the one that runs.",
+        "Default: the only run below this directory, else your only one; of several, the one that runs.",
     ),
 ]
 
