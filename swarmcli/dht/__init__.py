@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.dht import DHT
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.node import DHTNode
 from swarmcli.dht.reading import Follower
 from swarmcli.dht.records import OwnedSubkey, ValueWithExpiration

@@ -11,7 +11,7 @@ import msgspec
 
 from swarmcli import errors
 from swarmcli.dht import messages
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.lookup import Ask, search
 from swarmcli.dht.messages import FindReply, FindRequest, Question
 from swarmcli.dht.records import LARGE_VALUE, Record, id_to_bytes, key_id

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.core import NodeCore
 from swarmcli.dht.first_contact import FirstContacts
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.maintenance import Maintenance
 from swarmcli.dht.reading import Follower, KeyRead, read
 from swarmcli.dht.records import (

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.core import CALL_TIMEOUT, SLOW_LINK, NodeCore
-from swarmcli.dht.limits import DHTLimits
 from swarmcli.dht.lookup import gather_answers
 from swarmcli.dht.messages import Question
 from swarmcli.dht.records import (

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.errors import ValidationError
 from swarmcli.network import wire
 from swarmcli.network.identity import PEER_ID_BYTES, Identity, PeerID

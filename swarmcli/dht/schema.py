@@ -23,7 +23,7 @@ from typing import Annotated, Any, Protocol, TypeAlias
 import msgspec
 import pydantic
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, SIGNING_PURPOSE, TOMBSTONE, OwnedSubkey, Record, decode_subkey, decode_value
 from swarmcli.errors import ValidationError
 from swarmcli.network.identity import SIGNATURE_BYTES, verify

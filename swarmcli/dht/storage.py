@@ -17,7 +17,7 @@ from enum import IntEnum
 from operator import attrgetter
 from typing import NamedTuple, TypeAlias
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.records import NO_SUBKEY, OwnedSubkey, Record, decode_subkey, is_owned, key_id
 from swarmcli.network.identity import PeerID
 from swarmcli.network.prefix import Prefix

@@ -20,20 +20,20 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     handshakes that one relay brings               32, 16/s       -                     -             reach/circuits.py
     dials that fail where others pointed to        64 a host       -                     256, 8/s      dialer.py
     dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
-    probes held for others                         -               -                     256           endpoint.py
+    probes held for others                         -               -                     256           probes.py
     peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
     samples of the swarm's clock, of which votes   1               4, 1 (4)              64            clock.py
     a round trip that patience goes by             -               -                     1.5 s         limits.py
     members of rounds that are remembered          -               -                     65536         round/service.py
     correction of the swarm's clock                -               -                     1 hour        clock.py
-    records under one key of the hash table        512             512 (4096)            4096          dht/limits.py
-    … handed on by a node near the key             3072            3072 (4096)           4096          dht/limits.py
-    … under the key of the relays                  32              32 (256)              256           dht/limits.py
-    … of a key that is read, by who tells them     4096, 32 MiB    the same (-)          -             dht/limits.py
-    bytes of records                               16 MiB          64 MiB (256 MiB)      256 MiB       dht/limits.py
-    records written, per second                    256             1024 (-)              -             dht/limits.py
-    questions to the hash table, per second        500             2000 (-)              -             dht/limits.py
+    records under one key of the hash table        512             512 (4096)            4096          dht/bounds.py
+    … handed on by a node near the key             3072            3072 (4096)           4096          dht/bounds.py
+    … under the key of the relays                  32              32 (256)              256           dht/bounds.py
+    … of a key that is read, by who tells them     4096, 32 MiB    the same (-)          -             dht/bounds.py
+    bytes of records                               16 MiB          64 MiB (256 MiB)      256 MiB       dht/bounds.py
+    records written, per second                    256             1024 (-)              -             dht/bounds.py
+    questions to the hash table, per second        500             2000 (-)              -             dht/bounds.py
     contacts that were named, before any answers   4 a search      -                     160 a search  dht/lookup.py
     downloads of a state, of kept rounds           -               1 if others wait      4, 8          state/donor.py
     … that wait in line, that have a copy to read  -               none if it is full    256, 2        state/donor.py

@@ -6,7 +6,7 @@ import pydantic
 import pytest
 from pydantic import v1
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, OwnedSubkey, Record, Subkey, encode_subkey, encode_value
 from swarmcli.dht.schema import RecordChecker, SchemaValidator
 from swarmcli.errors import ValidationError

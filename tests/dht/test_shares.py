@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.records import OwnedSubkey, Record, Subkey, encode_subkey, encode_value, key_id
 from swarmcli.dht.storage import RecordWriter, Storage, StoreVerdict
 from swarmcli.network.identity import Identity, PeerID

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from swarmcli.dht.limits import DHTLimits
+from swarmcli.dht.bounds import DHTLimits
 from swarmcli.dht.records import TOMBSTONE, Author, OwnedSubkey, Record, encode_subkey, encode_value, sign_record
 from swarmcli.dht.schema import RecordChecker, SignatureValidator
 from swarmcli.errors import ValidationError
