@@ -1,1 +1,2 @@
-"""Measurements beside peers, in the same run on the same machine. Each module has a `main()`; see NOTES.md."""
+"""Measures this project beside others, which take turns with it on the same machine. Each module has a `main()`; see
+NOTES.md."""

@@ -24,7 +24,8 @@ AUDIT = AllreduceOptions().audit
 
 
 def average_here(pipe: Pipe, index: int, peers: int, nbytes: int, half: bool, audit: float = AUDIT) -> None:
-    """A round of this project: `step` of an averager as users call it, with finding the group."""
+    """Averages with this project: a turn is an averager's `step`, as users call it, with finding the group. `nbytes`:
+    of float32."""
     torch.set_num_threads(1)
     tensors = [torch.full((nbytes // 16,), float(index)) for _ in range(4)]
     codec = swarmcli.Float16Compression() if half else swarmcli.NoCompression()
@@ -116,7 +117,7 @@ def _receive(connection: ssl.SSLSocket, sink: memoryview, nbytes: int) -> None:
 
 
 def average_with_gloo(pipe: Pipe, index: int, peers: int, nbytes: int) -> None:
-    """torch.distributed: no encryption, and the group is fixed."""
+    """Averages with torch.distributed, which encrypts nothing and has a fixed group."""
     from torch import distributed
 
     torch.set_num_threads(1)

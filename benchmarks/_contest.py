@@ -21,7 +21,7 @@ REST = 1.0  # seconds before each turn: some contestants are busy for a while af
 
 @dataclass(frozen=True)
 class Turn:
-    """One piece of work: as long as its slowest process took, and the mean processor time of one process."""
+    """One piece of work: the seconds of its slowest process, and the mean processor seconds of its processes."""
 
     seconds: float
     processor: float | None = None
@@ -33,8 +33,9 @@ class Contestant(Protocol):
 
 
 class Crew:
-    """Processes of Python's own. `target(pipe, index, *arguments)` makes itself known, gets what all made known, and
-    then answers each "go" with (seconds, processor seconds)."""
+    """Python processes, each of which runs `target(pipe, index, *arguments)`. A target sends one message, receives the
+    list of all processes' messages, and then answers each "go": with (seconds, processor seconds) where `turn` is
+    called."""
 
     def __init__(self, target: Callable[..., None], count: int, *arguments: Any) -> None:
         context = multiprocessing.get_context("spawn")
@@ -51,7 +52,8 @@ class Crew:
         self._tell(known)
 
     def ask(self, patience: float = PATIENCE) -> list[Any]:
-        """Everyone's answer to "go", for which each has so many seconds."""
+        """Returns each process's answer to "go". Raises TimeoutError if one has not answered within `patience`
+        seconds."""
         self._tell("go")
         return [self._hear(pipe, patience) for pipe in self._pipes]
 
@@ -60,7 +62,7 @@ class Crew:
         return Turn(max(seconds), statistics.fmean(processor))
 
     def end(self) -> None:
-        """Kills them: nothing of theirs is wanted any more, and some take half a minute to say goodbye."""
+        """Kills the processes: nothing more is wanted of them, and some take half a minute to leave."""
         for process in self._processes:
             process.kill()
             process.join()
@@ -103,13 +105,14 @@ class Script:
 
 
 def processor_seconds() -> float:
-    """Of this process so far, all threads."""
+    """Processor seconds of all threads of this process so far."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
 
 
 def serve_turns(pipe: Pipe, work: Callable[[], None]) -> None:
-    """Does `work` whenever told to; returns when nobody is there any more."""
+    """Does `work` at each message, and answers with its seconds and processor seconds. Returns once the other end is
+    closed."""
     while True:
         try:
             pipe.recv()
@@ -121,7 +124,7 @@ def serve_turns(pipe: Pipe, work: Callable[[], None]) -> None:
 
 
 def join_dht(pipe: Pipe, index: int) -> swarmcli.DHT:
-    """For the processes of a crew: everyone's hash table; all but the first join the first."""
+    """Returns the DHT of a crew's process: all but the first process join the first one's."""
     place = swarmcli.DHT(start=True, host="127.0.0.1") if index == 0 else None
     pipe.send(place.get_visible_addresses()[0] if place else None)
     known = pipe.recv()
@@ -129,8 +132,8 @@ def join_dht(pipe: Pipe, index: int) -> swarmcli.DHT:
 
 
 def compete(contestants: dict[str, Contestant], turns: int) -> dict[str, list[Turn]]:
-    """Everyone's turns, one after the other so that other work on the machine disturbs all alike. The first turn of
-    each is not counted."""
+    """Returns each contestant's turns. They take turns one after the other, so that other work on the machine disturbs
+    all alike. The first turn of each is not counted."""
     counted: dict[str, list[Turn]] = {name: [] for name in contestants}
     for number in range(turns + 1):
         for name, contestant in contestants.items():
@@ -142,5 +145,5 @@ def compete(contestants: dict[str, Contestant], turns: int) -> dict[str, list[Tu
 
 
 def ratio(ours: Sequence[Turn], theirs: Sequence[Turn]) -> float:
-    """The median of the ratios within each turn."""
+    """The median over the turns of our seconds divided by theirs."""
     return statistics.median(a.seconds / b.seconds for a, b in zip(ours, theirs, strict=True))

@@ -1,4 +1,4 @@
-"""What `earlier.py` has done by two versions of this project: nothing in here may be newer than the older of them."""
+"""The work that `earlier.py` lets two versions of this project do: it may use nothing that the older of them lacks."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from swarmcli.journal import Journal, RunRecord
 from swarmcli.network import Endpoint, Identity
 from swarmcli.network.transports.tcp.transport import TCPTransport
 
-PEERS, CALLS, RECORDS, EPOCHS = 4, 3000, 200, 250  # of reports the journal takes 8,192 at once
+PEERS, CALLS, RECORDS, EPOCHS = 4, 3000, 200, 250  # the journal takes 8,192 reports at once
 
 
 class Ping(msgspec.Struct, frozen=True):
@@ -73,7 +73,7 @@ async def rounds(mebibytes: int, count: int) -> dict[str, tuple[float, float]]:
     ]
     for core in cores:
         await core.start()
-    for turn in range(count + 1):  # the first one is for meeting
+    for turn in range(count + 1):  # the first round, in which the peers meet, is not counted
         if turn == 1:
             began = time.perf_counter(), time.process_time()
         for control in [core.begin_round(RoundRequest()) for core in cores]:
@@ -86,7 +86,7 @@ async def rounds(mebibytes: int, count: int) -> dict[str, tuple[float, float]]:
 
 
 def journal() -> dict[str, tuple[float, float]]:
-    """Rows that a peer with 29 others around it writes, and what is added up of them."""
+    """Writes the rows of a peer with 29 others around it, and the sums that the journal makes of them."""
     peers = [Identity.generate().peer_id.text for _ in range(30)]
     with tempfile.TemporaryDirectory() as directory:
         run = RunRecord("journal", "trainer", peers[0])

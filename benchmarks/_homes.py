@@ -111,7 +111,7 @@ class _Namespace:
 
     @property
     def prefix(self) -> tuple[str, ...]:
-        """The words that run a command in here when they stand before it."""
+        """The words to put before a command, so that it runs in this namespace."""
         return ("nsenter", f"--target={self.pid}", "--user", "--net", "--preserve-credentials", "--")
 
     def run(self, command: Sequence[str], **options: Any) -> subprocess.CompletedProcess[str]:
@@ -346,8 +346,9 @@ class Router(_Namespace):
         return tuple(addresses)
 
     def forward(self, machine: Machine | Router, port: int) -> None:
-        """What comes to this port from outside passes: of the outer IPv4 address to the machine, at the same port, and
-        without translation to the machine's own addresses. Routers behind which this one stands do the same."""
+        """Lets connections from outside to this port pass: those to the outer IPv4 address go to the machine, at the
+        same port; those to the machine's own addresses pass without translation. Routers in front of this one do the
+        same."""
         self._forwarded.append((machine, port))
         self._make_rules()
         if self._behind is not None:
@@ -407,13 +408,13 @@ class Router(_Namespace):
 
     def _translation(self) -> str:
         inner, outer = f"{self._lan_ipv4}.0/24", self.outside[0]
-        # Without a hairpin the outer address means the outer side alone.
+        # Without a hairpin only what comes from outside is forwarded.
         came = "" if self.kind.hairpin else 'iifname "wan"'
         forwarded = "\n".join(
             f"{came} ip daddr {outer} tcp dport {port} dnat to {machine.addresses[0]}"
             for machine, port in self._forwarded
         )
-        # Who comes back through a hairpin has to come from the router, or the answer would go past it.
+        # What comes back through a hairpin has to get the router's address, or the answer would bypass the router.
         hairpin = f'oifname "lan" ip saddr {inner} ct status dnat masquerade' if self.kind.hairpin else ""
         return f"""
             chain entering {{ type nat hook prerouting priority dstnat; {forwarded}
@@ -424,7 +425,7 @@ class Router(_Namespace):
             }}"""
 
     def _nft(self, table: str, chains: str) -> None:
-        # Adding it first makes deleting it right whether or not it was there.
+        # The table is added first, so that deleting it succeeds whether or not it was there.
         self.sh(f"nft -f - <<'end'\nadd table {table}\ndelete table {table}\ntable {table} {{{chains}\n}}\nend")
 
 

@@ -1,4 +1,4 @@
-"""Training among members of whom some lie about their gradients, or about how far own steps led them, in one process.
+"""Trains in one process with members of whom some lie about their gradients, or about how far their own steps led them.
 
 What every member sends is cut into parts by a real plan, and each part goes through a real aggregator; only the network
 is left out, since rounds give all members the same average. Liars know what all honest members send.
@@ -26,7 +26,7 @@ BATCH = 32  # windows of each member and epoch
 EPOCHS, WARM_UP, RATE = 120, 10, 4e-3
 PART_SIZE = 32 << 10
 JUDGED = 4096  # windows
-STALE = 20  # epochs by which the slow ones are behind
+STALE = 20  # age in epochs of the gradients that `slow` liars send
 
 Gradient = list[torch.Tensor]
 
@@ -51,7 +51,7 @@ def sources() -> Sources:
     return Sources.read()
 
 
-# What liars send. `honest`: what honest members send in this epoch, (members, numel); `mine`: what this liar would.
+# What liars send.
 
 
 @dataclass
@@ -86,8 +86,8 @@ def noise(scene: Scene) -> torch.Tensor:
 
 
 def a_little(scene: Scene) -> torch.Tensor:
-    """All the same, just so far from the mean that enough honest members are further away (Baruch et al., arXiv
-    1902.06156)."""
+    """All liars send the same, just so far from the mean that enough honest members are further away (Baruch et al.,
+    arXiv 1902.06156)."""
     liars, members = len(scene.mine), scene.members
     needed = members // 2 + 1 - liars
     z = statistics.NormalDist().inv_cdf((members - liars - needed) / (members - liars))
@@ -142,8 +142,9 @@ ATTACKS: dict[str, Callable[[Scene], torch.Tensor]] = {
 
 @dataclass(frozen=True)
 class Case:
-    """members of whom `liars` lie by `attack`; momentum: members send a running mean of their gradients. With `steps`
-    they make so many inner steps in an epoch, and send how far each led them."""
+    """A run of `members`, of whom `liars` lie by `attack`. `momentum`: that of the running mean of its gradients that a
+    member sends. `steps`: inner steps of a member in an epoch, which then sends how far they led it; 0: gradients are
+    sent."""
 
     aggregator: Aggregator
     attack: str
@@ -155,7 +156,7 @@ class Case:
 
 
 def train(case: Case) -> list[float]:
-    """The loss on text that nobody trains on, after every tenth epoch."""
+    """Returns the loss on text that nobody trains on, in nats per byte, after every tenth epoch."""
     torch.manual_seed(case.seed)
     torch.set_num_threads(1)
     model = SmallModel()
@@ -239,7 +240,8 @@ class OwnSteps:
 
 
 def aggregate(aggregator: Aggregator, sent: torch.Tensor, shapes: Sequence[torch.Size]) -> Gradient:
-    """As in a round where every member reduces its share."""
+    """Returns the average of what was sent, (members, numel), as one tensor for each shape: as in a round where every
+    member reduces its share."""
     tensors = [
         [piece.view(shape) for piece, shape in zip(row.split([s.numel() for s in shapes]), shapes, strict=True)]
         for row in sent

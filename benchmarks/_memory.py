@@ -16,7 +16,7 @@ from benchmarks._contest import Crew, join_dht
 
 MIB = 1 << 20
 WIDTH, LAYERS = 1024, 16  # 64 MiB of parameters in matrices
-TINY = 32  # width of matrices that weigh nothing
+TINY = 32  # width of matrices that are too small to count
 PACE = 0.1  # seconds per batch
 EPOCHS = 4
 RANK = 32
@@ -60,7 +60,7 @@ def modes() -> list[Mode]:
 
 
 def run_trainer(pipe: Pipe, index: int, number: int, width: int) -> None:
-    """Trains for a few epochs; answers by how many bytes the peak is above the beginning."""
+    """Trains for a few epochs, and answers with how many bytes the peak is above the beginning."""
     torch.set_num_threads(1)
     mode = modes()[number]
     with join_dht(pipe, index) as dht:
@@ -102,7 +102,7 @@ def resident(kind: str) -> int:
 
 
 def peak(number: int, width: int) -> int:
-    """Of two trainers in one mode, the larger one's."""
+    """Lets two trainers train in one mode; returns the larger one's peak, in bytes above its beginning."""
     crew = Crew(run_trainer, 2, number, width)
     try:
         return max(crew.ask())

@@ -80,8 +80,8 @@ def settle(pipe: Pipe, index: int, mbit: float, queue: int = QUEUE) -> str:
 
 
 def shaping(device: str, mbit: float, queue: int = QUEUE, burst: int = BURST) -> str:
-    """The command that lets a device send so much and no more. `queue`: milliseconds that what waits may wait; `burst`:
-    kB that pass at once after a rest."""
+    """Returns the command that limits what a device sends. `queue`: milliseconds that a packet may wait; `burst`: kB
+    that pass at once after a rest."""
     return f"tc qdisc replace dev {device} root tbf rate {mbit}mbit burst {burst}kb latency {queue}ms"
 
 

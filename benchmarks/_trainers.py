@@ -13,7 +13,7 @@ from benchmarks._training import Work, begin_process, parameters_of, time_steps,
 
 
 def options_of(work: Work) -> dict[str, Any]:
-    """What is not the default."""
+    """The options of the Optimizer that are not the default."""
     options: dict[str, Any] = {}
     if work.matchmaking_time is not None:
         options["matchmaking_time"] = work.matchmaking_time

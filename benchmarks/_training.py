@@ -1,7 +1,7 @@
 """The training loop that this project and hivemind run alike in benchmarks/optimizer.py. Needs nothing but torch.
 
-A batch is a forward and a backward pass and then sleep, as if an accelerator computed: what a trainer loses beside its
-own computing is seen that way even where more trainers than processors take part.
+A batch is a forward and a backward pass and then sleep, as if an accelerator computed: so what a trainer loses beside
+its own computing shows even where there are more trainers than processors.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Work:
     batches: int  # per epoch and trainer
     seconds: float  # that a batch takes
     epochs: int
-    uncounted: int = 2  # of them, at the beginning: the peers find each other
+    uncounted: int = 2  # epochs at the beginning, while the peers find each other
     batch_size: int = 8
     matchmaking_time: float | None = None  # None: the default
     rank: int | None = None  # of PowerSGD
@@ -44,7 +44,7 @@ class Work:
 
 @dataclass(frozen=True)
 class Epoch:
-    """One trainer's, from the end of the one before to its own end."""
+    """An epoch of one trainer, from the end of the epoch before to its own end."""
 
     seconds: float
     inside: float  # seconds of it in step()
@@ -59,7 +59,8 @@ def small_model() -> torch.nn.Module:
 
 
 def gpt2_shapes() -> list[tuple[int, ...]]:
-    """Of GPT-2's 124 million parameters: embeddings, and per layer norms, attention and the feed-forward block."""
+    """The shapes of GPT-2's 124 million parameters: embeddings, and per layer norms, attention and the feed-forward
+    block."""
     width = GPT2_WIDTH
     layer = [(width,), (width,), (width, 3 * width), (3 * width,), (width, width), (width,)]
     layer += [(width,), (width,), (width, 4 * width), (4 * width,), (4 * width, width), (width,)]
@@ -67,7 +68,8 @@ def gpt2_shapes() -> list[tuple[int, ...]]:
 
 
 def parameters_of(model: str) -> tuple[list[torch.nn.Parameter], Callable[[], None]]:
-    """Parameters, and what computes a batch's gradients. GPT-2's are drawn once: only their size matters here."""
+    """Returns parameters, and a function that computes a batch's gradients. GPT-2's gradients are drawn once: only
+    their size matters here."""
     torch.manual_seed(0)
     if model == "small":
         network = small_model()
@@ -125,7 +127,8 @@ def torch_optimizer(parameters: Any) -> torch.optim.Optimizer:
 
 
 def begin_process() -> None:
-    """Torch's threads of all trainers together are not more than there are processors."""
+    """Takes half of the processors for torch's threads, so that two trainers together have no more threads than there
+    are processors."""
     torch.set_num_threads(max(1, (os.cpu_count() or 1) // 2))
 
 

@@ -1,6 +1,6 @@
 """The training that this project and hivemind run alike in benchmarks/wall.py. Needs nothing but torch.
 
-A trainer keeps the model after each epoch, so that the loss over time is computed when nobody waits for it.
+The first trainer keeps the model after each epoch, so that its loss is computed when nobody waits for it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Work:
     """What a trainer does. `every`: batches of each trainer between two rounds."""
 
     way: str
-    folder: str  # where trainers meet, and what the first one keeps
+    folder: str  # where trainers find each other, and the first one keeps its models
     every: int
     rate: float
     seconds: float  # after which it ends
@@ -70,7 +70,7 @@ class ByteGPT(nn.Module):
 
 
 def texts() -> tuple[torch.Tensor, torch.Tensor]:
-    """Python's own sources: what is learned, and what judges."""
+    """Python's own sources, as bytes: the text to train on, and the text to judge by."""
     paths = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"))[:120]
     read = [
         torch.frombuffer(bytearray(path.read_bytes()), dtype=torch.uint8).long()
@@ -86,7 +86,8 @@ def windows(text: torch.Tensor, samples: int, drawn: torch.Generator) -> torch.T
 
 
 def meet(work: Work, name: str, value: Any) -> list[Any]:
-    """Tells the others, and waits until all have told: what they said, in the order of their numbers."""
+    """Writes `value` for the others, waits until all have written theirs, and returns all values in the order of the
+    trainers."""
     whole = work.place / f"{name}-{work.index}.json"
     part = whole.with_suffix(".part")
     part.write_text(json.dumps(value))
@@ -98,7 +99,8 @@ def meet(work: Work, name: str, value: Any) -> list[Any]:
 
 
 def train(optimizer: Any, model: ByteGPT, work: Work) -> None:
-    """Until its time is over, or its epochs. The first trainer keeps the model and the seconds of each epoch."""
+    """Trains until its seconds or its epochs are over. The first trainer keeps the model and the seconds of each
+    epoch."""
     learned, _ = texts()
     drawn = torch.Generator().manual_seed(work.index)
     meet(work, "ready", True)

@@ -44,7 +44,7 @@ def main(work: Work) -> None:
     )  # fmt: skip
     optimizer.load_state_from_peers()
     train(optimizer, model, work)
-    os._exit(0)  # goodbyes would count for nothing here
+    os._exit(0)  # nothing depends on a goodbye here
 
 
 if __name__ == "__main__":

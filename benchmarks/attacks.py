@@ -1,11 +1,11 @@
-"""What members that lie about groups, rounds and samples leave of a run's pace, over real connections.
+"""How many epochs a run still ends while members lie about groups, rounds and samples, over real connections.
 
 All peers are in one process, each at an address of the loopback interface in a network of its own; trainers wait
 instead of computing, so that the machine has little to do. The liars of `tests/adversary` act from the second epoch on:
-1 of 4, 2 of 8 and 5 of 16. A run of the same members without a lie goes beside them; what is printed is the part of its
-epochs that the honest end, who have to hold the same weights on one lineage. All runs of one size go side by side.
+1 of 4, 2 of 8 and 5 of 16. A run of the same members without a lie goes on beside them. Printed is which part of its
+epochs the honest members end; those on one lineage have to hold the same weights. All runs of one size go side by side.
 
-    python -m benchmarks.attacks [EPOCHS]          that each run has time for, 30 by default
+    python -m benchmarks.attacks [EPOCHS]          each run has the time of so many epochs, 30 by default
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ ATTACKS: dict[str, Lie | None] = {
 
 
 async def epochs(number: int, lie: Lie | None, members: int, liars: int, epoch: float, seconds: float) -> int:
-    """How many end for the honest within so many seconds."""
+    """Returns how many epochs the honest members end within so many seconds. `epoch`: seconds that the samples of an
+    epoch take."""
     async with RealSwarm(number) as swarm:
         pace = epoch * members / TARGET
         trainers = [await swarm.trainer(seed=1, batch_size=1, pace=pace) for _ in range(members)]

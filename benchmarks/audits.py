@@ -1,6 +1,6 @@
 """What audits cost a round: the same round with and without them, in turns.
 
-On the loopback interface, where a round takes nothing but the processor, and so at their dearest.
+All peers are on the loopback interface, where a round takes nothing but the processor: there audits weigh most.
 
     python -m benchmarks.audits
 """

@@ -74,7 +74,8 @@ def _timed(work: Any) -> float:
 
 
 def _fill(path: Path, ids: list[PeerID]) -> None:
-    """By SQL, since a million events would take minutes: also the sums that the journal makes as rows come."""
+    """Fills the journal by SQL, since a million events would take minutes, and the sums that the journal makes as rows
+    come."""
     import sqlite3
 
     now = time.time()
@@ -121,7 +122,7 @@ def _fill(path: Path, ids: list[PeerID]) -> None:
 
 
 def _watch(ids: list[PeerID], journal: Journal) -> RunWatch:
-    """Of a monitor that follows 999 trainers."""
+    """Returns what a monitor that follows 999 trainers sees."""
     recipe = load_recipe(RECIPE)
     reports = {
         peer: SimpleNamespace(

@@ -78,7 +78,7 @@ def without_averaging(kind: str, batches: int, epochs: int) -> tuple[float, floa
 
 @dataclass
 class Measured:
-    """What a trainer with averaging notices of it, after its first two epochs."""
+    """The figures of a trainer that averages, from its third epoch on."""
 
     rate: float  # samples per second
     epoch: float  # seconds, the median
@@ -88,7 +88,7 @@ class Measured:
 
 
 def with_averaging(dht: swarmcli.DHT, run_id: str, kind: str, batches: int, epochs: int) -> Measured:
-    """A trainer that averages."""
+    """Trains with averaging after two epochs to warm up; returns what was measured."""
     model = make_model()
     compute = computing(model, kind)
     ended: list[EpochAdvanced] = []
@@ -136,7 +136,7 @@ def with_averaging(dht: swarmcli.DHT, run_id: str, kind: str, batches: int, epoc
 
 
 def run_trainer(pipe: Pipe, index: int, mbit: float) -> None:
-    """Does what it is told, and says what it measured."""
+    """Does what each message asks for, and answers with what it measured."""
     torch.set_num_threads(1)
     host = namespaces.settle(pipe, index, mbit)
     first = swarmcli.DHT(start=True, host=host) if index == 0 else None

@@ -1,7 +1,7 @@
 """This version beside an earlier one, turn by turn on the same machine: calls, stores, rounds.
 
-All peers of a work are in one process on the loopback interface, so the time that passes and the processor time of all
-peers together are told, each with the ratio of the medians.
+All peers are in one process on the loopback interface. Printed are, for each piece of work, the seconds that pass and
+the processor seconds of all peers together, each with the ratio of the medians.
 
     python -m benchmarks earlier          beside cc4ff9c, the last version that trusted its members
     EARLIER=<commit> python -m benchmarks earlier
@@ -50,7 +50,7 @@ def _compare(earlier: Path, commit: str) -> None:
 
 
 def _run(tree: Path) -> dict[str, tuple[float, float]]:
-    # Before whatever else the environment puts into the path: it may hold this version.
+    # The tree comes first in the path: what the environment puts there may hold this version.
     begin = f"import runpy, sys; sys.path.insert(0, {str(tree)!r}); runpy.run_path({str(WORKS)!r}, run_name='__main__')"
     told = subprocess.run([sys.executable, "-c", begin], cwd=tree, capture_output=True, text=True, check=True)
     return {work: tuple(spent) for work, spent in json.loads(told.stdout).items()}

@@ -1,6 +1,5 @@
 #!/bin/sh
-# Makes the virtual environment that the benchmarks find their peers in: install_peers.sh DIRECTORY [PYTHON]
-# hivemind's wheel brings its network daemon (p2pd) along, so nothing else is downloaded or built.
+# Makes the virtual environment with the software that the benchmarks compare with: install_peers.sh DIRECTORY [PYTHON]
 set -eu
 venv=$1
 python=${2:-python3}

@@ -64,7 +64,8 @@ main()
 
 
 def join(link: str, places: Mapping[str, str], mark: Path, *words: str) -> tuple[float, float, bytes]:
-    """Seconds until it asks (0: it did not) and from there to the first gradient; what stood on the terminal."""
+    """Returns the seconds until it asks (0: it did not), those from there to the first gradient, and what stood on the
+    terminal."""
     terminal, side = pty.openpty()
     fcntl.ioctl(side, termios.TIOCSWINSZ, SIZE)
     mark.unlink(missing_ok=True)
@@ -121,7 +122,7 @@ def measure(directory: Path, profiles: Path | None) -> None:
 
 
 def start_run(directory: Path, children: Children) -> str:
-    """A monitor and a trainer; the monitor's link, once the trainer contributes."""
+    """Starts a monitor and a trainer; returns the monitor's link, once the trainer contributes."""
 
     def start(verb: str, name: str, *more: str) -> None:
         settings = [f"run_id={RUN}", "max_epochs=1000000", "target_batch_size=64", "local.host=127.0.0.1"]

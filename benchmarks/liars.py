@@ -43,7 +43,7 @@ OUTER, STEPS = (5, 16), 8  # liars, members; inner steps of an outer one
 
 
 class NormClip(Aggregator):
-    """The weighted mean of what is clipped to the median norm of a part: to compare with."""
+    """The weighted mean of the members' parts, each clipped to the median of their norms; for comparison."""
 
     description = "norm_clip"
 
@@ -71,7 +71,7 @@ Curves = dict[str, list[float]]  # by name of the case
 
 
 def cases() -> Iterator[tuple[str, Case]]:
-    """Those that decide first."""
+    """Yields cases with their names; those of the group that the picture shows come first."""
     for liars, members in sorted(GROUPS, key=lambda group: group != SHOWN):
         yield named("", "mean", 0, members)
         for name in compared(liars, members):
@@ -89,7 +89,7 @@ def outer_cases() -> Iterator[tuple[str, Case]]:
 
 
 def compared(liars: int, members: int) -> list[str]:
-    """Momentum is looked at where it has to be decided."""
+    """The names of the aggregators for these members: momentum is tried in the group that the picture shows alone."""
     return [name for name in reversed(AGGREGATORS) if (liars, members) == SHOWN or name != "centered clip, momentum"]
 
 
@@ -183,7 +183,7 @@ def panel(x: float, y: float, title: str) -> list[str]:
 
 
 def line(x: float, y: float, curve: Sequence[float], style: str) -> str:
-    """What leaves the panel ends at its edge."""
+    """Draws a curve; what leaves the panel stays at its edge."""
     points = []
     for index, loss in enumerate(curve):
         shown = min(max(loss, BOTTOM), TOP)

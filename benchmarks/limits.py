@@ -40,7 +40,7 @@ def run_peer(pipe: Pipe, index: int, mbit: float, nbytes: int, peers: int) -> No
 
 
 def measure(averager: swarmcli.DecentralizedAverager, device: str) -> tuple[float, float]:
-    """Bytes per second sent while that is limited, then received."""
+    """Returns the bytes per second sent while sending is limited, and those received while receiving is."""
     sent = passing(device, "tx")
     averager.dht.limit_rates(None, LIMIT)
     return sent, passing(device, "rx")

@@ -1,8 +1,8 @@
-"""Rounds over slow links, and what a trainer beside them notices of it.
+"""Rounds over slow links, and how much they slow down the steps of a trainer beside them.
 
 Each peer is a process behind a link of its own (network namespaces with tbf; see _namespaces.py). Printed is which
-part of the speed that the links allow a round reaches: the best division's time on these links, with the bytes of
-Ethernet, IP and TCP counted as transport. The vector is averaged with finding the group, as users do it.
+part of the speed that the links allow a round reaches: the seconds of the best division on these links, with the bytes
+of Ethernet, IP and TCP counted as transport, over those of the all-reduce. Peers find their group before, as users' do.
 
     python -m benchmarks.links [equal] [unequal] [measured] [step] [lost] [lost_late]
 """

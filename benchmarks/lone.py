@@ -1,6 +1,6 @@
 """A lone trainer as a user starts it, beside a plain loop of torch over the same model, data and batches.
 
-Samples per second, in turns; and of a monitor with two trainers, whose samples are added up.
+Prints samples per second, measured in turns; also those of two trainers beside a monitor, added up.
 
     python -m benchmarks.lone [template] [recipe] [monitor]
 """
@@ -67,7 +67,8 @@ def plain(pipe: Pipe, index: int, path: str) -> None:
 
 
 def of_plain(path: Path) -> float:
-    """With the threads that torch takes, which wait for each other as torch has them wait."""
+    """Samples per second of the plain loop, with as many threads as torch takes, which wait for each other as torch has
+    them wait."""
     os.environ.update(TORCH.environment)
     crew = Crew(plain, 1, str(path))
     try:

@@ -74,7 +74,8 @@ def make_base(directory: Path) -> int:
 
 
 def measure(name: str, file: Path, epochs: int, directory: Path, mbit: float) -> Measured:
-    """The median of rounds of all three, but the first over the slow links."""
+    """Measures `epochs` rounds of all three volunteers over the slow links, without the first one: medians of seconds,
+    means of bytes."""
     with homes.Internet() as internet, Children() as children:
         places = [directory / f"{name}-{index}" for index in range(VOLUNTEERS)]
         started, contact, machines = [], list[str](), list[homes.Machine]()

@@ -1,7 +1,7 @@
 """The memory that `swarm validate` says a trainer needs, beside the peak of one from which another downloads a state.
 
-The peak is what the kernel counts as resident at most (VmHWM), on the processor. It has in it the pages of mapped files
-that were read: those of programs, and those of kept rounds, which somebody reads who comes late.
+The peak is what the kernel counts as resident at most (VmHWM), on the processor. It includes the pages of mapped files
+that were read: those of programs, and those of kept rounds, which a peer reads that comes late.
 
     python -m benchmarks.memory
 """
@@ -55,7 +55,8 @@ KINDS = {
 
 
 def write_recipe(text: str, base_dtype: str, directory: Path) -> Path:
-    """With what it needs beside it, and the digest of its frozen weights as `swarm validate` tells it."""
+    """Writes a recipe and the files that it needs, with the digest of its frozen weights as `swarm validate` tells
+    it."""
     file = directory / "recipe.yaml"
     text = COMMON.replace("threads", f"base_dtype: {base_dtype}, threads") + text
     file.write_text(text)
@@ -72,7 +73,7 @@ def write_recipe(text: str, base_dtype: str, directory: Path) -> Path:
 
 
 def peak(file: Path, directory: Path) -> tuple[int, int]:
-    """Bytes of a trainer at most, and how many of them were pages of files when it was highest."""
+    """Returns the most bytes that a trainer had resident, and how many of them were pages of files at that moment."""
     first, second = directory / "first", directory / "second"
     over, highest = threading.Event(), [(0, 0)]
 

@@ -168,7 +168,7 @@ def optimizer_of(way: Way, model: Any, rate: float) -> torch.optim.Optimizer:
 
 
 def rate_at(done: float) -> float:
-    """Of the samples, so that all ways cool down alike."""
+    """The part of the peak learning rate after this part of all samples, so that all ways cool down alike."""
     return min(1.0, done / WARM_UP) * (0.1 + 0.9 * 0.5 * (1 + math.cos(math.pi * done)))
 
 
@@ -178,7 +178,7 @@ class Wire:
     def __init__(self, codec: Codec, peers: int) -> None:
         self.codec, self.peers = codec, peers
         self.brought = 0.0  # bytes of what all peers bring
-        self.averages = 0.0  # bytes of what comes of it
+        self.averages = 0.0  # bytes of the averages
 
     @property
     def sent(self) -> float:
@@ -212,7 +212,7 @@ def learn(model: Any, windows: torch.Tensor) -> None:
 
 
 def by_gradients(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
-    """The model at the end, and what has travelled."""
+    """Trains by averaged gradients; returns the model at the end, and what has travelled."""
     model, wire = build(setting.size, seed), Wire(way.codec, setting.peers)
     optimizer = optimizer_of(way, model, rate)
     accumulators = [GradientAccumulator(list(model.parameters())) for _ in range(setting.peers)]
@@ -250,7 +250,7 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float, done: float) -> None
 
 
 def by_own_steps(way: Way, setting: Setting, text: Text, rate: float, samples: int, seed: int) -> tuple[Any, Wire]:
-    """Outer steps, or local updates whose parameters are averaged."""
+    """Trains by outer steps, or by local updates whose parameters are averaged; returns as `by_gradients`."""
     models, wire = [build(setting.size, seed) for _ in range(setting.peers)], Wire(way.codec, setting.peers)
     optimizers = [optimizer_of(way, model, rate) for model in models]
     for model, optimizer in zip(models, optimizers, strict=True):
@@ -301,7 +301,7 @@ class Results:
         self._found: dict[str, dict[str, float]] = json.loads(file.read_text()) if file and file.exists() else {}
 
     def of(self, way: Way, setting: Setting, rate: float, seed: int = 1) -> dict[str, float] | None:
-        """None: it is not there, and is not to be computed."""
+        """Returns the figures of one run; None if they are not in the file and are not to be computed."""
         key = f"{way.name} | {rate:g} | {setting.name} | {self._samples} | {seed}"
         key += f" | {self._size}" * (self._size != "small")
         if key not in self._found and self._compute:

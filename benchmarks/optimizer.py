@@ -1,7 +1,7 @@
 """What the Optimizer costs a trainer: time per epoch and per step, memory, and learning with compressed gradients.
 
 Each trainer is a process; hivemind's run the same loop (benchmarks/_training.py) right after. A trainer computes for a
-fixed time per batch. Beyond computing is what an epoch takes more than its share of batches: time inside step(), and
+fixed time per batch. "Beyond computing" is what an epoch takes more than its share of batches: time inside step(), and
 batches that the epoch did not need.
 
     python -m benchmarks.optimizer [epoch] [gpt2] [step] [memory] [convergence]
@@ -51,7 +51,7 @@ def hivemind(work: Work) -> list[list[Epoch]]:
 
 
 def beyond(work: Work, trainers: Sequence[Sequence[Epoch]]) -> float:
-    """Seconds per epoch, in the middle over all trainers and epochs."""
+    """Seconds per epoch beyond computing, the median over all trainers and epochs."""
     return statistics.median(epoch.seconds - work.computing for peer in trainers for epoch in peer)
 
 

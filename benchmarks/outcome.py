@@ -2,11 +2,11 @@
 
     python -m benchmarks.outcome [MEMBERS ...]          4, 16, 64 and 128 by default
 
-Strangers of as many networks as members, connected with each other as after a round's parts, 20 ms apart. All hold the
-same averages at the same moment. Beside the plain case, f of them freeze then, and one has a line of 10 kB/s. Printed
-are the seconds until the first, the median and the last of those that are not frozen hold the certificate (one behind
-the slow line apart), what each of them sends of words, and what a stored outcome takes. Nothing here measures this
-machine.
+The members are strangers, each of another network, connected with each other as after a round's parts, 20 ms apart. All
+hold the same averages at the same moment. Beside the plain case, f of them freeze then, and one has a line of 10 kB/s.
+Printed are the seconds until the first, the median and the last of those that are not frozen hold the certificate (one
+behind the slow line apart), what each of them sends of words, and what a stored outcome takes. Nothing here measures
+this machine.
 """
 
 from __future__ import annotations

@@ -46,7 +46,7 @@ TORCH = Way(
 
 
 def epochs_per_second(trainers: int, way: Way) -> float:
-    """Of a run of so many trainers, while all of them contribute."""
+    """The epochs per second of a run of so many trainers, while all of them contribute."""
     with tempfile.TemporaryDirectory() as directory, Children() as children:
         homes = [Path(directory) / f"trainer-{number}" for number in range(trainers)]
         settings = [f"run_id={RUN}", "max_epochs=100000", "local.host=127.0.0.1", *way.overrides]
@@ -76,7 +76,7 @@ def epochs(home: Path) -> list[EpochAdvanced]:
 
 
 def contributes(home: Path) -> bool:
-    """Past its first epochs, of which some are short and some wait for others."""
+    """Whether the peer is past its first epochs, of which some are short and some wait for others."""
     return sum(epoch.own_samples > 0 for epoch in epochs(home)) > 3
 
 

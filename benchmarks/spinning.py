@@ -1,8 +1,8 @@
-"""For how many turns threads of an OpenMP team wait for each other before they sleep: samples per second.
+"""Samples per second, by how many turns threads of an OpenMP team wait for each other before they sleep.
 
 Plain loops of torch and trainers as `swarm join` starts them, one or two, alone or beside two programs that keep the
-processors busy, for each number of turns. GNU's library reads it once, as torch is loaded. "swarm" is what this
-project sets.
+processors busy, for each number of turns. GNU's library reads that number once, as torch is loaded. "swarm" is what
+this project sets.
 
     python -m benchmarks.spinning [TURNS ...]
 """

@@ -1,4 +1,4 @@
-"""Unlike volunteers: what a trainer with a slow uplink costs those who train with it, and when it knows.
+"""Unlike volunteers: what a trainer with a slow uplink costs those who train with it, and when it finds out.
 
     python -m benchmarks.unlike [--seconds 60] [--quick 1] [--target 256] [--only link]
 
@@ -32,7 +32,8 @@ CASES = {"alone": "", "limit": "limited from its start", "later": "limited while
 
 
 def measure(directory: Path, case: str, seconds: float, quick: int, target: int) -> tuple[int, float, float]:
-    """Epochs of the first trainer in so many seconds, the longest and the usual one in seconds."""
+    """Returns how many epochs the first trainer ends in so many seconds, and the seconds of the longest and of the
+    median one."""
     with Children() as children, Internet() as internet:
         recipe = RECIPE
         for small, larger in SIZE.items():
@@ -61,7 +62,7 @@ def measure(directory: Path, case: str, seconds: float, quick: int, target: int)
 
 
 def _host(internet: Internet, directory: Path, name: str, *, slow: bool = False) -> dict[str, Any]:
-    """How a peer is started there."""
+    """Makes a host; returns the arguments that start a peer on it."""
     places = {"SWARM_RUNTIME_DIR": str(directory / f"{name}-runtime"), "SWARM_CONFIG": str(_config(directory, name))}
     machine = internet.machine(name)
     if slow:

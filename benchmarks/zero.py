@@ -125,7 +125,7 @@ def time_iterations(pipe: Pipe, index: int, ranks: int) -> None:
 
 
 def iterating(where: str) -> Callable[[], None]:
-    """Makes a model of 8 layers, 8 million parameters; returns what trains it by one batch."""
+    """Makes a model of 8 layers, 8 million parameters; returns a function that trains it by one batch."""
     width, layers, rows = 1024, 8, 64
     ddp = DistributedDataParallel(torch.nn.Sequential(*(torch.nn.Linear(width, width) for _ in range(layers))))
     overlap = where != "after it"
