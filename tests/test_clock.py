@@ -130,7 +130,7 @@ def test_a_clock_that_is_further_off_than_is_corrected_is_told_by_most_of_those_
 
 
 def test_those_whom_we_dialed_in_one_network_are_one_voice() -> None:
-    """Also where they are all that a small swarm's honest peers are: who has many keys has itself dialed."""
+    """Even if these are all honest peers of a small swarm: whoever has many keys can make others dial them."""
     for wrong in (3500, 7200):
         machine = Machine()
         for number in range(3):
@@ -150,7 +150,7 @@ def test_those_whom_we_dialed_in_our_own_network_have_a_voice_each() -> None:
 
 
 def test_the_fastest_exchange_counts_most() -> None:
-    """A call that took a second says little: with its way there slow, its offset is half a second wrong."""
+    """A call that took a second says little: if only the way there was slow, its offset is wrong by half a second."""
     machine, other = Machine(), Machine(wrong=10)
     exchange(machine, other, delay=0.01)
     sent = machine.clock.raw()

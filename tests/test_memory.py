@@ -83,7 +83,7 @@ async def test_memory_is_not_kept_for_a_round_that_does_not_follow_soon() -> Non
 def test_memory_of_a_committed_round_is_free_for_the_next_without_the_garbage_collector(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """References that run in a circle would keep the results of several rounds at a time."""
+    """Reference cycles would keep the results of several rounds at a time."""
     allocated = []
 
     def counted(nbytes: int) -> torch.Tensor:

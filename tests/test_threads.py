@@ -34,7 +34,8 @@ def test_one_thread_here_and_as_many_as_before_everywhere_else() -> None:
 
 
 def counts() -> tuple[list[int], int, int]:
-    """In a worker: alone, with all, in a thread that it begins, alone again, twice. In another thread, and in this."""
+    """torch's threads in a worker: alone, with all, in a thread that it begins, alone again, twice. Then in another
+    thread, and in this one."""
     seen: list[int] = []
 
     def worker() -> None:

@@ -91,7 +91,7 @@ def blockwise_bound(codec: BlockwiseQuantization, tensor: torch.Tensor) -> torch
 
 
 def received(message: TensorMessage) -> TensorMessage:
-    """As it arrives: all buffers one behind the other."""
+    """The message as it arrives: all buffers concatenated."""
     return TensorMessage(message.header, (bytearray(b"".join(bytes(piece) for piece in message.payload)),))
 
 

@@ -1,4 +1,4 @@
-"""Many nodes with the real searches, tables and services, and a network that is no more than a delay."""
+"""Many nodes with the real searches, tables and services, on a network that only delays."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def invented_near(source: random.Random, target: int) -> Contact:
 
 
 async def share_found(crowd: Crowd, honest: Sequence[NodeCore], reads: int, *, per_key: int = 1) -> float:
-    """Of so many reads by honest nodes, of keys that honest nodes have written, the share that finds the record."""
+    """The share of `reads` by honest nodes, of keys that honest nodes have written, that finds the record."""
     keys = [f"key {number}" for number in range(-(-reads // per_key))]
     found = 0
     for key in keys:

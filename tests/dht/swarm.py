@@ -47,7 +47,7 @@ class Swarm:
         return endpoint
 
     async def stranger(self, node: DHTNode, name: object = "stranger", *, client_mode: bool = True) -> Endpoint:
-        """No node, and connected with this one."""
+        """A peer that is no node, connected with this node."""
         endpoint = await self.endpoint(name, client_mode=client_mode)
         await endpoint.connect(address(node), timeout=5.0)
         return endpoint
@@ -70,7 +70,7 @@ class Swarm:
         return node
 
     async def grow(self, count: int, **options: Any) -> list[DHTNode]:
-        """So many nodes, one after the other, each through one that is there already."""
+        """Adds `count` nodes, one after the other, each through one that is there already."""
         start = len(self.nodes)
         for number in range(start, start + count):
             known = [address(self.network.random.choice(self.nodes))] if self.nodes else []
@@ -106,5 +106,5 @@ def soon(node: DHTNode, seconds: float = 1000.0) -> float:
 
 
 def contact(number: int) -> Contact:
-    """Of a peer that there is not."""
+    """The contact of a peer that does not exist."""
     return Contact(PeerID(number.to_bytes(32, "big")), (f"memory://{number}",))

@@ -1,4 +1,4 @@
-"""What a hostile third of the nodes hides, and what identities hide that were ground to surround a key."""
+"""What a hostile third of the nodes hides, and what identities hide that were made up to surround a key."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The routing table, compared with sorting everything; who was lost, and who is not listened to."""
+"""The routing table, compared with sorting everything; lost contacts, and banned ones."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def test_a_full_key_makes_room_at_the_cost_of_the_fullest_prefix() -> None:
 
 
 def test_within_a_prefix_who_has_been_there_for_long_stays() -> None:
-    """Nobody can tell honest peers of the flood's own network from it, but by who came first."""
+    """Only by who came first can honest peers of the flood's own network be told from the flood."""
     storage = Storage(DHTLimits(max_subkeys=100, prefixes_in_key=1))
     host = "198.51.100.1"
     for honest in PEERS[:10]:

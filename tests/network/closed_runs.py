@@ -27,7 +27,7 @@ class TurnedClock:
 
 
 class ClosedRunWorld:
-    """Whose members have seeds as names."""
+    """One closed run, whose members are named by the seeds of their keys."""
 
     def __init__(self, recipe: str = RECIPE) -> None:
         self.key = RunKey(Identity.from_seed(b"owner").private_key)
@@ -70,7 +70,7 @@ class ClosedSwarm:
         self._ends = contextlib.AsyncExitStack()
 
     async def add(self, membership: Membership) -> DHTNode:
-        """Its first contact is the first one."""
+        """Adds a member whose first contact is the first member."""
         transport = self.network.transport(membership._identity)
         endpoint = Endpoint(transport, seed=len(self.nodes), membership=membership)
         endpoint.events.subscribe(self.heard.append)
@@ -87,7 +87,7 @@ class ClosedSwarm:
         return node
 
     async def connect_all(self) -> None:
-        """Everybody with everybody who takes it in."""
+        """Connects all pairs of which neither end refuses."""
         for node in self.nodes:
             for other in self.nodes:
                 if other is not node:

@@ -101,7 +101,7 @@ async def until(condition: Callable[[], bool]) -> None:
 
 
 def open_descriptors() -> int:
-    """With those that garbage of earlier tests holds: it may be collected at any time."""
+    """This process's descriptors, with those of earlier tests' garbage, which may be collected at any time."""
     return len(list(Path("/dev/fd").iterdir()))
 
 

@@ -1,4 +1,4 @@
-"""On whose word an address is, and what becomes of it: proven, told and heard ones, and those that do not answer."""
+"""Addresses that are proven, told or heard: which goes before which, and what becomes of those that do not answer."""
 
 from __future__ import annotations
 

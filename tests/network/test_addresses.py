@@ -1,4 +1,4 @@
-"""Addresses: read strictly, announced as others can dial them, and in one bucket for each owner."""
+"""Addresses: read strictly, announced as others can dial them, and counted by one prefix for each owner."""
 
 from __future__ import annotations
 

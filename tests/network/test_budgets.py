@@ -1,4 +1,4 @@
-"""Budgets: nobody takes more than the page allows, and who was there before keeps what he has."""
+"""Budgets: nobody takes more than the page allows, and whoever was there before keeps what it has."""
 
 from __future__ import annotations
 

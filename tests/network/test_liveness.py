@@ -1,4 +1,4 @@
-"""Who is silent is pinged, who stays silent is dead, and nobody else."""
+"""A silent peer is pinged; one that stays silent counts as dead, and no other does."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ async def met() -> AsyncIterator[tuple[ConnectedPort, ConnectedPort]]:
 
 
 async def handshakes(ann: LocalPort, ben: LocalPort, **twist: Any) -> Sequence[Connection | BaseException]:
-    """What becomes of Ann, who leads, and Ben. `twist` changes Ben's side."""
+    """The outcomes at Ann, who leads the handshake, and at Ben. `twist` changes Ben's side."""
     bens: dict[str, Any] = {"peer": ANN.peer_id, "purpose": Purpose.BULK, "leads": False, **twist}
     times = {"crossing": 5.0, "timeout": 5.0}
     return await asyncio.gather(

@@ -52,7 +52,7 @@ def sink(peer: Endpoint) -> dict[PeerID, int]:
 
 
 async def over(seconds: float, traffic: Callable[[], int], *streams: Coroutine[Any, Any, None]) -> float:
-    """Bytes per second of `traffic` while these streams run."""
+    """Bytes per second that `traffic` grows by while these streams run."""
     tasks = [asyncio.ensure_future(stream) for stream in streams]
     try:
         await asyncio.sleep(1.0)
@@ -186,7 +186,7 @@ def test_behind_real_links_that_are_full_nobody_is_lost(mbit: int, megabytes: in
 
 @simulated
 async def test_a_limit_that_changes_all_the_time_is_kept_all_the_same() -> None:
-    """What has passed ahead of the old rate is still owed at the new one."""
+    """Bytes that have passed in advance under the old rate are still owed under the new one."""
     async with endpoints(MemoryNetwork(seed=4), 2) as (limited, other):
         sink(other)
 

@@ -64,7 +64,7 @@ async def _expect_end(stream: Stream) -> None:
 
 @simulated
 async def test_a_peer_that_cannot_dial_us_after_all_says_so() -> None:
-    """The router before it no longer forwards what it forwarded before. What the dial met is not told."""
+    """Its router no longer forwards the port. What the dial met is not told."""
 
     async with town() as place:
         router = place.network.router("5.2.0.1")
@@ -105,7 +105,7 @@ async def test_idle_connections_are_used_again_and_given_up_in_time() -> None:
 
 @simulated
 async def test_what_streams_move_is_known_by_what_they_are_for() -> None:
-    """Also while one is open, and after its connection was used again; the rest is of calls and of beats."""
+    """Even while one is open, and after its connection was used again. The rest is calls and keepalives."""
     async with endpoints(MemoryNetwork(), 2) as [a, b]:
         for method in ("first.echo", "second.echo"):
             b.serve_stream(method, Number, echo)
@@ -155,7 +155,7 @@ async def test_a_payload_is_read_straight_into_the_receivers_memory() -> None:
 
 @simulated
 async def test_a_receiver_that_was_late_once_has_later_payloads_in_its_memory() -> None:
-    """Each takes 10 ms to come and 100 ms to use: what would come meanwhile, nobody's memory could take."""
+    """Each takes 10 ms to arrive and 100 ms to use: a payload that arrived meanwhile would find no reader's memory."""
     async with endpoints(MemoryNetwork(bandwidth=100e6), 2) as [a, b]:
         ahead: list[int] = []
         received = asyncio.Event()

@@ -64,7 +64,7 @@ async def test_a_send_cancelled_within_a_large_frame_ends_the_connection_by_name
 
 @in_real_time
 async def test_the_system_forgets_what_an_aborted_bulk_connection_has_not_sent() -> None:
-    """Else it would go on to fill the link with it: the other end hears of a reset, and not of the end of all data."""
+    """Otherwise it would go on filling the line with it. The other end sees a reset, and not the end of the data."""
     async with peer() as listener, dialing() as transport:
         near = await transport.dial(f"{listener.address}/{LISTENER.peer_id}", None, Purpose.BULK, WAIT)
         near.start(Recorder())

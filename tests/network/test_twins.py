@@ -1,4 +1,4 @@
-"""Two processes with one key: one stays, the other goes, and both hear why."""
+"""Two processes with one key: one stays, the other leaves, and both are told why."""
 
 from __future__ import annotations
 

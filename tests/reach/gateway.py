@@ -85,7 +85,7 @@ class HomeGateway:
     # Ports
 
     def _give(self, client: str, inner: int, wanted: int) -> int:
-        """The same one again for who has one; else the one that is wanted, or the next that is free."""
+        """The port that the asker has already; otherwise the one that it wants, or the next that is free."""
         for outer, holder in self.ports.items():
             if holder == (client, inner):
                 return outer
@@ -221,7 +221,7 @@ def search_socket(host: str, port: int) -> socket.socket:
 
 
 def description(control: str = "/control", devices: str = "", services: int = 1) -> str:
-    """Of a device, inside a device, inside a device, as the standard has it."""
+    """The description of a device within a device within a device, as the standard has it."""
     service = f"""<service><serviceType>{SERVICE}</serviceType><serviceId>urn:upnp-org:serviceId:1</serviceId>
       <SCPDURL>/scpd.xml</SCPDURL><controlURL>{control}</controlURL><eventSubURL>/events</eventSubURL></service>"""
     inner = _device("WANConnectionDevice", f"<serviceList>{service * services}</serviceList>")

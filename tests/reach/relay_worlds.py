@@ -70,7 +70,7 @@ class Scene:
         return await self._start(Endpoint(self._transport(seed, **options), seed=seed))
 
     async def client(self, seed: int, *, listening: bool = False, **options: Any) -> Client:
-        """`listening`: it does, but nobody can dial it where it says so."""
+        """`listening`: it listens, but nobody can dial it at the address that it announces."""
         mine = self._transport(CLIENTS + seed, listening=listening, **options)
         endpoint = Endpoint(mine, client_mode=not listening, seed=CLIENTS + seed)
         await self._start(endpoint)

@@ -29,7 +29,7 @@ MIB = 1 << 20
 
 
 def second_is_farther(source: PeerID, target: PeerID) -> float:
-    """Of two relays with the seeds 0 and 1, so that the first one is dialed first."""
+    """Latency by which, of two relays with the seeds 0 and 1, the first one is nearer, and so dialed first."""
     return 0.1 if Identity.from_seed(1).peer_id in (source, target) else 0.01
 
 
@@ -288,7 +288,7 @@ async def test_a_reader_that_does_not_read_stops_the_sender_and_fills_no_relay()
 
 
 async def flood(a: Client, b: Client) -> None:
-    """As much as passes, there and back."""
+    """Sends as much as passes, there and back."""
     async with a.endpoint.stream(b.peer_id, "echo", Number(1000), timeout=10) as stream:
         for _ in range(1000):
             await stream.send(Number(0), payload(1_000_000))

@@ -66,7 +66,7 @@ class Homes:
 async def homes(
     *kinds: dict[str, Any], one_router: bool = False, listening: bool = False, listeners: int = 2
 ) -> AsyncIterator[Homes]:
-    """`kinds` are what routers of the two do unlike others. `listening`: inside their networks, they do."""
+    """`kinds`: options of the two routers. `listening`: both clients listen inside their networks."""
     network = MemoryNetwork(seed=1, latency=0.03)
     north, south = (dict(kind) for kind in (*kinds, {}, {})[:2])
     routers = [network.router("5.2.0.1", **north), network.router("5.3.0.1", **south)]

@@ -79,7 +79,7 @@ async def test_a_public_newcomer_is_proved_at_once_and_proves_the_first_one():
 
 @simulated
 async def test_a_silent_contact_alone_decides_nothing():
-    """It says that it will have the newcomer dialed, and does nothing. Two others dial."""
+    """It says that it will dial the newcomer, and does nothing. Two others dial."""
     async with Homes() as homes:
         liar = await homes.peer("5.9.0.1", honest=False)
 
@@ -102,7 +102,7 @@ async def test_a_silent_contact_alone_decides_nothing():
 
 @simulated
 async def test_who_says_that_a_dial_worked_has_to_have_dialed():
-    """One from the same home as the newcomer can dial it, but that is not what the liar's network would do."""
+    """A peer in the newcomer's own home can dial it, but that proves nothing about dials from the liar's network."""
     async with Homes() as homes:
         router = homes.router("5.2.0.1")
         liar = await homes.peer("5.9.0.1", honest=False)
@@ -320,7 +320,7 @@ async def test_a_wake_up_is_a_reason_to_ask_again():
 
 
 class FakeContact:
-    """Stands where the endpoint and the evidence stand: one contact, connected over IPv4, that also listens at IPv6."""
+    """In place of endpoint and evidence: one contact, connected over IPv4, that also listens on IPv6."""
 
     def __init__(self, peer: PeerID) -> None:
         self.peer, self.asked = peer, list[DialBackRequest]()

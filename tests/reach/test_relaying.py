@@ -272,7 +272,7 @@ async def test_one_network_has_only_its_share_of_the_circuits_whichever_end_it_i
 
 @simulated
 async def test_nothing_passes_for_whoever_is_no_member_any_more() -> None:
-    """It has hung up, so there is no connection with it that would end."""
+    """It has hung up, so the relay has no control connection with it that would end."""
     async with scene() as peers:
         endpoint, relay = await peers.relay()
         a, b = await peers.pair(endpoint)

@@ -25,7 +25,7 @@ from tests.simulation import simulated
 
 
 class Board:
-    """Stands where the hash table stands."""
+    """In place of the hash table."""
 
     def __init__(self) -> None:
         self.records: dict[PeerID, RelayRecord] = {}

@@ -105,7 +105,7 @@ def test_contacts_of_one_network_are_one_voice():
 
 
 def test_behind_a_forwarded_port_the_outer_address_is_learned_from_dial_backs():
-    """Whoever dialed in came by an address that this peer does not know: it goes on with its own until it does."""
+    """Contacts dialed in at an address that this peer does not know: until it knows it, it announces its own."""
     came_in = [ContactSighting("5.2.0.1", came_in=True)]
     assert judge("IPv4", HOME, came_in).addresses == ("tcp://192.168.1.2:4000",)
     known = judge("IPv4", HOME, [*came_in, NEIGHBOUR], asks(True))

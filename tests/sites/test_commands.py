@@ -1,4 +1,4 @@
-"""What rank 0 commands is done by all in their steps; what goes wrong in it ends everyone's waiting, with its name."""
+"""All ranks run rank 0's commands in their steps; an error in one ends all waits, and is named."""
 
 from __future__ import annotations
 

@@ -32,7 +32,8 @@ def told(sums: SiteAccumulator) -> list[Any]:
 
 
 def sum_up(script: str) -> list[Any]:
-    """All ranks do what each letter says. What rank 0 holds after each hand-in, and at the end; at `c` its samples."""
+    """All ranks do what each letter says. Returns what rank 0 holds after each hand-in and at the end; at `c` its
+    samples."""
     with Site.form(timeout=10) as site:
         trained, seen = parameters(), []
         if site.rank:

@@ -117,7 +117,7 @@ def test_compressed_gradients_are_those_of_one_peer_with_the_samples_of_all() ->
 
 
 def train_with_delay(options: dict[str, Any]) -> list[Any]:
-    """Epochs end while the next batches are computed. Whether all ranks held the same whenever a step had ended."""
+    """Epochs end while the next batches are computed. Returns whether all ranks had equal models after every step."""
     plan, own = Plan(kind="adamw", sizes=(2, 3), turns=2), dist.get_rank()
     with site_rank(plan, offload_optimizer=True, **options) as rank:
         turn, seen = 0, []

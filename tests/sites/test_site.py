@@ -1,4 +1,4 @@
-"""Processes find each other, say what they have to say directly, and learn when one of them is gone."""
+"""Processes find each other, send messages directly, and learn when one of them is gone."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_site_forms_from_the_environment_that_torchrun_makes(worlds: Worlds) -
 
 @ranks(2)
 def test_breaking_off_wakes_all_threads_of_all_ranks() -> None:
-    """What a thread of rank 0 does whose command has failed."""
+    """As a thread of rank 0 does after its command has failed."""
     site = Site.form(timeout=10)
     if site.rank == 0:
         with pytest.raises(SiteError):

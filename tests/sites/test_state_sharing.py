@@ -138,7 +138,7 @@ def test_a_site_and_a_plain_peer_give_parts_of_one_state() -> None:
 
 
 def lose_a_rank(silently: bool) -> list[str]:
-    """While all copy what is to be donated. What the newcomer is told."""
+    """A rank dies while all copy what is donated. Returns what the newcomer is told."""
 
     def dying(self: ShareOfStatistics, command: SendStatistics) -> None:
         if silently:

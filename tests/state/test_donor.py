@@ -1,4 +1,4 @@
-"""A donor with many at its door: turns, the word about others who have the state by now, and its own work first."""
+"""A donor with many newcomers: their turns, other holders of the state that it names, and its own work first."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ async def test_a_donor_does_its_own_work_first() -> None:
 
 
 class Versions(Newcomers):
-    """One donor, that has a state of any version, and keys that trickle. The last newcomer is honest."""
+    """One donor that has a state of any version, and peers that take next to nothing. The last newcomer is honest."""
 
     asked: set[bytes]
 
@@ -193,7 +193,7 @@ async def test_a_state_that_takes_minutes_to_copy_and_hash_is_waited_for() -> No
 
 @simulated
 async def test_keys_that_trickle_keep_nobody_out() -> None:
-    """Four keys have the four places, or two both versions, and ask for one chunk in 50 s."""
+    """Four peers have all four places, or two both versions, and ask for one chunk in 50 s."""
     for versions in ([b"v"] * 4, [b"a", b"b"]):
         async with Versions(1, len(versions) + 1, 1) as swarm, swarm.trickling(versions):
             assert await swarm.fetch() < 25

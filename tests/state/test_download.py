@@ -189,7 +189,7 @@ async def test_busy_donors_are_asked_until_time_is_up() -> None:
 
 @simulated
 async def test_a_download_may_take_longer_than_its_donor_may_be_silent() -> None:
-    """How long it takes is for the links to say; whoever gives nothing more is given up."""
+    """It takes as long as the lines need; a donor that gives nothing more is given up."""
     async with Swarm(1, bandwidth=50_000) as swarm:
         loop = asyncio.get_running_loop()
         check(await swarm.download(timeout=1), swarm.states[0])

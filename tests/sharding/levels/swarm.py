@@ -35,7 +35,7 @@ class Peer:
 
     @property
     def config(self) -> AveragerConfig:
-        """With which the averager of the last level works."""
+        """The config of the last level's averager."""
         meaning = outline(self.tensors, range(len(self.tensors))).hex()[:16]
         return replace(self.groups.configs(self.plan)[-1], meaning=meaning)
 

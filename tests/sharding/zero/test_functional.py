@@ -1,4 +1,4 @@
-"""Optimizers stepped with the gradients they are handed."""
+"""Optimizers stepped with gradients that are handed to them."""
 
 from __future__ import annotations
 

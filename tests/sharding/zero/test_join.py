@@ -1,4 +1,4 @@
-"""Uneven inputs: ranks that run out of batches step along until the last one has none."""
+"""Uneven inputs: ranks that run out of batches go on stepping their shares until the last one has none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose each parameter is, as groups come; and of DDP's buckets."""
+"""Which rank owns each parameter, as groups are added; and each of DDP's buckets."""
 
 from __future__ import annotations
 
