@@ -36,7 +36,7 @@ from swarmcli.run.watch import RunWatch
 
 PEERS = 1000
 ROUNDS = 1_000_000
-TOLD_EPOCHS = 200  # of which every peer has reported
+TOLD_EPOCHS = 200  # epochs of which every peer has reported
 MEMBERS = 8
 TURNS = 40
 VIEWERS = 8

@@ -30,7 +30,7 @@ from swarmcli.averaging.aggregators.centered_clip import weighted_sum
 from swarmcli.averaging.aggregators.median import CollectedPart
 
 GROUPS = ((1, 4), (3, 8), (3, 16), (7, 16))  # liars, members
-SHOWN = (3, 16)  # in the picture
+SHOWN = (3, 16)  # the group that the picture shows
 MOMENTUM = 0.9
 AGGREGATORS: dict[str, tuple[Aggregator, float]] = {  # and the momentum of members
     "mean": (Mean(), 0.0),

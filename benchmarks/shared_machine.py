@@ -24,7 +24,7 @@ from swarmcli.journal import JOURNAL_NAME, JournalReader
 
 RECIPE = Path(__file__).parents[1] / "recipes" / "stdlib-lm.yaml"
 RUN = "shared-machine"
-SECONDS = 10.0  # that are counted, from when the last trainer has contributed
+SECONDS = 10.0  # seconds that are counted, from when the last trainer has contributed
 PATIENCE = 120.0  # seconds until then
 
 

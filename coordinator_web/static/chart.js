@@ -38,8 +38,8 @@ export class Chart {
   constructor(name, { label, empty, describe, fromZero = true }) {
     const container = $(`${name}-chart`);
     Object.assign(this, { name, container, describe, fromZero });
-    this.points = []; // of the first line: {x, value}, by x
-    this.second = []; // of the second
+    this.points = []; // points of the first line: {x, value}, by x
+    this.second = []; // points of the second line
     this.axis = "epoch"; // or "time"
     this.looked = null; // the x that is looked at, or null for the latest
     this.root = svg("svg", { role: "slider", tabindex: "0", "aria-label": label, "aria-orientation": "horizontal" });

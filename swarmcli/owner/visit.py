@@ -164,7 +164,7 @@ class Visit:
         """Revokes what these words name; returns the subjects, and how many members were told. Raises UsageError."""
         members = await self.members(node, membership)
         subjects = [subject_named(word, self.ledger, members) for word in words]
-        for subject in subjects:  # in the ledger first: if nobody is reached, the next command tells it
+        for subject in subjects:  # first into the ledger: if no peer is reached now, the next command tells the peers
             self.ledger.revoke(subject)
         return subjects, await self.tell(node, membership)
 

@@ -70,7 +70,7 @@ class WeighedWay:
     inner_batch_size: int  # samples of a peer's own step, if the way has some
     computing: float  # seconds
     sending: float  # seconds
-    nbytes: float  # that each brings to a round
+    nbytes: float  # bytes that each peer brings to a round
 
     @property
     def sections(self) -> tuple[str, ...]:

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 TABLE, ROW = "run.contributions", "run.contribution"
 MOST_ROWS = 1024  # rows of a table: with the longest texts 700 kB, and a message may have 1 MiB
-MOST_WRITERS = 8  # whose tables are read
+MOST_WRITERS = 8  # peers whose tables are read
 
 _RunID = Annotated[str, msgspec.Meta(max_length=64)]
 _Signature = Annotated[bytes, msgspec.Meta(max_length=64)]

@@ -145,7 +145,7 @@ class RunStatus:
     waits: str = ""  # if the run does not go on: for whom it waits, and what helps
     seat: str = ""  # why this trainer's samples cannot count, in figures, and what helps; "": they can
     download: str = ""  # of a peer that downloads the state: how much, how far, and how long it takes
-    round_bytes: int = 0  # that a trainer sends in each round, and receives; 0: unknown
+    round_bytes: int = 0  # bytes that a trainer sends in each round, and as many that it receives; 0: unknown
     join_line: str = ""  # the command with which others join
     link: str = ""  # the link in it; "": others need the recipe file
     install: str = "swarmcli"  # the package that somebody without swarm installs first, perhaps with an extra

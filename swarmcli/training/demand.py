@@ -64,12 +64,13 @@ class Demand:
 
     parameters: int
     trained: int  # of them
-    round: int  # that a trainer sends or receives in a round at most, whichever is more: seats are given by this
+    round: int  # what a trainer sends or receives in a round at most, whichever is more; seats are given by this
     message: int  # what a trainer brings into a round
     average: int  # what a round gives back, at most
     sent: int  # for each epoch
     received: int
-    peers_are_told: bool  # by the contact; otherwise `sent` and `received` are upper bounds
+    # whether the contact told how many peers there are; otherwise `sent` and `received` are upper bounds
+    peers_are_told: bool
     told_pace: float  # seconds of an epoch without this peer, by the contact; 0: not told
     pace: float  # seconds of an epoch with this peer, by what was told; 0 likewise
     state: int  # downloaded once when joining

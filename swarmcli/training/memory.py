@@ -38,9 +38,9 @@ NO_LIMITS = Limits()
 
 
 # bytes, as they were measured
-PROGRAM = 540 << 20  # that Python, torch and transformers take before there is a model
+PROGRAM = 540 << 20  # bytes that Python, torch and transformers take before there is a model
 PROGRAM_WITHOUT_MODEL = 440 << 20  # the same without transformers
-CUDA = 500 << 20  # that a context of CUDA takes on the device
+CUDA = 500 << 20  # bytes that a CUDA context takes on the device
 # What a layer keeps of each token for the backward pass, in bytes, in float32: HIDDEN for each unit of the hidden size
 # (measured: 60 to 116; OPT, GPT-NeoX, Qwen2, Llama, Gemma, GPT-2), and if its attention has dropout PAIR for each head
 # and pair of tokens. The loss keeps WORD for each token and word of the vocabulary: the logits, their softmax and their

@@ -30,7 +30,7 @@ class ModelKind:
 
     auto: str  # the Auto class of transformers that makes them
     listed: str  # transformers' table of their architectures, in models.auto.modeling_auto
-    called: str  # as messages name them
+    called: str  # the name in messages
     usual: tuple[str, ...]  # model types that a message offers
     # pattern of the parts of composite models for which the task has no data; most tasks have only text
     foreign: str = "vision|audio|vq_"

@@ -33,7 +33,7 @@ class Shape(msgspec.Struct, frozen=True):
     """One parameter or buffer."""
 
     size: list[int]
-    dtype: str  # as torch calls it
+    dtype: str  # the name that torch gives it
     trained: bool
 
 

@@ -42,7 +42,7 @@ class Volunteer:
         self.config = run.directory / f"{name}.yaml"
         self.able = 0.0  # seconds for which it was up, not frozen and not limited
         self._since = time.monotonic()
-        self.hindered = ""  # by what
+        self.hindered = ""  # what hinders it; "": nothing
         self.child = self.start()
 
     def start(self) -> Child:

@@ -46,7 +46,8 @@ if TYPE_CHECKING:
 CONTACT_SECONDS = 10.0  # for all that is asked of one contact
 CLOCK_SECONDS = 5.0  # for its answer to the ping with which a connection begins, which tells its clock
 MOST_CONTACTS = 16
-OFF_SECONDS = 30.0  # of the clock: the swarm corrects it, but hours and ends of invitations come at other times
+# the clock may be off by so much: the swarm corrects it, but hours and ends of invitations come at other times
+OFF_SECONDS = 30.0
 NOWHERE = (errno.ENETUNREACH, errno.ENETDOWN, errno.EADDRNOTAVAIL)
 OFFLINE = "this computer has no network that leads there: see that it is online"
 FIXES = {  # by layer, in the order in which a dial passes them

@@ -32,14 +32,15 @@ from swarmcli.peer.home import Home
 from swarmcli.recipe import Recipe
 
 MEETING = "meeting"  # a directory in the home, new for each life of the site
-STARTS = 6  # in a row that a site may die before an epoch counts samples of it
+STARTS = 6  # a site may die so often in a row before an epoch counts samples of it
 # Seconds for which the launcher waits for processes that it has asked to stop: the longest stay for the round that
 # takes their samples, and two minutes to save.
 STOPPING = 720
 
 
 def start_site(recipe: Recipe, home: Path | None, processes: int, arguments: Sequence[str]) -> int:
-    """Runs this very command, with these words behind `swarm`, in so many processes on this machine; their exit code.
+    """Runs this very command, with these words after `swarm`, in so many processes on this machine; returns their exit
+    code.
 
     Raises SiteError when the site dies again and again, and on Windows, whose processes cannot be asked to stop.
     """

@@ -93,7 +93,7 @@ class SiteProcess:
     def running(self) -> Iterator[None]:
         """Whatever goes wrong inside of it is told to the launcher, and ends in an exit code."""
         if self._launch is None:
-            end_with_parent(os.getppid())  # which told it nothing
+            end_with_parent(os.getppid())  # a parent that passed no Launch
             yield
             return
         try:
