@@ -22,7 +22,7 @@ import torch
 import swarmcli
 from benchmarks import _namespaces as namespaces
 from swarmcli.averaging.group import Member
-from swarmcli.averaging.shares import reducing_shares, slowest_link
+from swarmcli.averaging.shares import reducing_shares, slowest_line
 from swarmcli.network import PeerID
 
 MIB = 1 << 20
@@ -96,7 +96,7 @@ class Swarm:
 def optimum(links: Sequence[float], nbytes: int) -> float:
     """Seconds of a round that the links allow: the best division's, with real bandwidths."""
     members = [Member(PeerID(bytes([index]) * 32), bandwidth=mbit) for index, mbit in enumerate(links)]
-    vectors = slowest_link(members, reducing_shares(members, nbytes // 4))
+    vectors = slowest_line(members, reducing_shares(members, nbytes // 4))
     return vectors * nbytes / (1e6 / 8 * namespaces.PAYLOAD)
 
 

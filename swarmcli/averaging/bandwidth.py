@@ -29,7 +29,7 @@ STOOD_STILL = 1.0  # seconds by which a sample is late if the process was frozen
 RISE, FALL = 0.5, 0.2  # weights, in logarithms, of a new figure that is higher or lower: others may cause a lower one
 
 
-class LinkGauge:
+class LineGauge:
     """Watches the traffic on this peer's connections while its rounds run."""
 
     def __init__(self, passed: Callable[[], Traffic], limit: Callable[[], float | None] = lambda: None) -> None:

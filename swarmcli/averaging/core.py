@@ -131,7 +131,7 @@ class AveragerCore:
         if self._running:
             self._running = False
             await self._rounds.close()
-            await self._service.part()
+            await self._service.shutdown()
             self.archive.close()
             await self.sharing.stop()
             self._copies.forget()
@@ -319,7 +319,7 @@ class AveragerCore:
         began, withheld, failed = loop_time(), set[PeerID](), set[PeerID]()
         spoiled = True
         try:
-            with self.finder.link.watching():
+            with self.finder.gauge.watching():
                 result = await round_.run()
             failed = self._failed_reducers(round_, set(result.failed))
             self.trust.note_group(frozenset(member.peer_id for member in round_.group.members))
@@ -335,16 +335,16 @@ class AveragerCore:
                 # A member that was left out while it sent has withheld nothing: it was slow.
                 withheld = pledges.withheld - (round_.lessons.sending.keys() & round_.left_out)
                 self.finder.experience.note_short()
-                # Their leader let them count. They may have been killed, so the first time costs the leader nothing.
+                # The leader listed them. They may have been killed, so the first time costs the leader nothing.
                 if round_.group.leader != self.node.peer_id:
-                    self.finder.doubt(round_.group.leader, "it led a round that fell short", lost=True, led=True)
+                    self.finder.suspect(round_.group.leader, "it led a round that fell short", lost=True, led=True)
             raise
         finally:
-            link = self.finder.link
-            slow = spoiled and link.shows and link.received
-            self.finder.lines.receiving = self.finder.round_bytes / link.received if slow else 0.0
+            gauge = self.finder.gauge
+            slow = spoiled and gauge.shows and gauge.received
+            self.finder.lines.receiving = self.finder.round_bytes / gauge.received if slow else 0.0
             if round_.misled:
-                self.finder.doubt(round_.group.leader, round_.misled, lost=round_.by_accident, led=True)
+                self.finder.suspect(round_.group.leader, round_.misled, lost=round_.by_accident, led=True)
             self._learn_from(round_, preformed, withheld, failed)
 
     def _failed_reducers(self, round_: Allreduce, failed: set[PeerID]) -> set[PeerID]:
@@ -363,17 +363,17 @@ class AveragerCore:
         failed: Set[PeerID],
     ) -> None:
         lessons = round_.lessons
-        if self.finder.link.shows:
+        if self.finder.gauge.shows:
             self.finder.lines.note_sending(lessons.sending, round_.group.bids, self.finder.seconds_by_limits)
         withheld -= {self.node.peer_id}
         suspects = dict.fromkeys(withheld, "it claimed samples and handed in less than half")
         # If the leader has begun two groups, members wait for each other in vain, and are not at fault.
         if not self._service.has_split(round_.group):
-            suspects |= lessons.doubted
+            suspects |= lessons.suspects
         for peer, reason in suspects.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # it was slow: the next round does not wait for its parts, see `seats.py`
-            self.finder.doubt(peer, reason, work=peer in failed, lost=peer in lessons.lost)
+            self.finder.suspect(peer, reason, work=peer in failed, lost=peer in lessons.lost)
             failed -= {peer}
             if peer in withheld and self.trust.has_no_seat(peer):
                 self.finder.experience.forget(peer)

@@ -49,10 +49,10 @@ def reducing_shares(
     if len(direct) in (0, len(able)) or any(members[index].peer_id.text in relays for index in direct):
         return shares
     mixed = _divide(members, able, total_size, min_vector_size, back)
-    return mixed if 4 * slowest_link(members, mixed, back) < slowest_link(members, shares, back) else shares
+    return mixed if 4 * slowest_line(members, mixed, back) < slowest_line(members, shares, back) else shares
 
 
-def slowest_link(members: Sequence[Member], shares: Sequence[float], back: float = 1.0) -> float:
+def slowest_line(members: Sequence[Member], shares: Sequence[float], back: float = 1.0) -> float:
     """The time that a round takes on the slowest line, in units of (vector size) / (bandwidth)."""
     senders = _count_senders(members)
     return max(

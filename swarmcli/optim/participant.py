@@ -20,7 +20,7 @@ from swarmcli.optim.peers.report import Pause, PeerMetrics, PeerReport, Phase, d
 from swarmcli.optim.peers.survey import Survey
 from swarmcli.optim.state.lineage import Claim, LineagePosition
 
-Cause = Literal["user", "link"]  # who asks for a pause: the user, or a link that is too slow to follow the run
+Cause = Literal["user", "line"]  # why a peer pauses: its user asks for it, or its line is too slow to follow the run
 T = TypeVar("T")
 
 

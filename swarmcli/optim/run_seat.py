@@ -80,9 +80,9 @@ class RunSeat:
         changed = self._review(loop_time() - self._latest[1])
         lost = self.lost
         if lost is None or lost.follows:
-            core.pausing.end("link")
+            core.pausing.end("line")
         elif not stays:
-            core.pausing.ask("link")
+            core.pausing.ask("line")
         if changed:
             core.tracker.rest(lost is not None or core.pausing.is_asked)
             if lost is not None:
@@ -181,13 +181,13 @@ class RunSeat:
         everybody's samples count.
         """
         core, finder, lines = self._core, self._finder, self._finder.lines
-        own_id, target, link = core.node.peer_id, core.config.target_batch_size, core.node.endpoint.rates
+        own_id, target, rates = core.node.peer_id, core.config.target_batch_size, core.node.endpoint.rates
         others = core.directory.trainers()
         members = self._group.last.bids if self._group.last is not None else {}
         bids = {peer: bid for peer, bid in members.items() if peer in others or not bid.sends}
         bids |= {p: Bid(seconds=report.sending) for p, report in others.items() if report.sending or p not in bids}
         self.seconds, self.nbytes = finder.seconds_by_limits, finder.round_bytes
-        before, self._limit = self._limit, link.lower or math.inf
+        before, self._limit = self._limit, rates.lower or math.inf
         # What was seen of this line is old, or was seen under a lower limit: the next round shows how it is now.
         if loop_time() >= self._until or self._limit > before:
             self._forget()
@@ -205,7 +205,7 @@ class RunSeat:
             if seen and self._until == math.inf:
                 self._retry = min(2 * self._retry, LONGEST_RETRY) or FIRST_RETRY
                 self._until = loop_time() + self._retry
-            receives = max(lines.receiving, self.nbytes / (link.download.limit or math.inf))
-            limit = None if seen else link.lower
+            receives = max(lines.receiving, self.nbytes / (rates.download.limit or math.inf))
+            limit = None if seen else rates.lower
             self.lost = SeatLost(reason, self.nbytes, limit, receives <= reason.epoch, self.divided)
         return (had is None) != (self.lost is None)

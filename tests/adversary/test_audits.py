@@ -187,19 +187,19 @@ async def test_honest_peers_that_look_at_everything_find_nothing(count: int) -> 
 async def test_a_broken_stream_is_asked_for_again_and_two_cost_no_seat(times: int) -> None:
     async with Averagers(7) as swarm:
         peers, dishonest, liar = await beside_a_liar(swarm, "false sums")
-        broken, doubts = [break_the_first_streams(peer, times) for peer in peers], list[bool]()
+        broken, lost = [break_the_first_streams(peer, times) for peer in peers], list[bool]()
         for peer in peers:
-            doubt = peer.core.finder.doubt
+            suspect = peer.core.finder.suspect
 
-            def noted(other: PeerID, reason: str, doubt: Any = doubt, **how: Any) -> None:
-                doubts.extend([how["lost"]] if other != dishonest.peer_id else [])
-                doubt(other, reason, **how)
+            def noted(other: PeerID, reason: str, suspect: Any = suspect, **how: Any) -> None:
+                lost.extend([how["lost"]] if other != dishonest.peer_id else [])
+                suspect(other, reason, **how)
 
-            peer.core.finder.doubt = noted
+            peer.core.finder.suspect = noted
         await round_beside(peers, dishonest)
         assert liar.told and all(broken)
         assert all(banned(peer) == [dishonest.peer_id.text] for peer in peers)
-        assert doubts == [True] * len(doubts) and bool(doubts) == (times > 1)  # the first lost connection is forgiven
+        assert lost == [True] * len(lost) and bool(lost) == (times > 1)  # the first lost connection is forgiven
 
 
 def break_the_first_streams(peer: Peer, times: int) -> Counter[PeerID]:

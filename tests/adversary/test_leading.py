@@ -163,7 +163,7 @@ async def test_leaders_that_spoil_their_rounds_leave_the_others_their_pace(
     tell: Callable[[Liar], None], count: int, liars: int, epochs: int, least: float
 ) -> None:
     """So much of what all would do without any wait, while those are found out. Before, one leader of two groups left a
-    fifth, and the honest doubted each other."""
+    fifth, and the honest suspected each other."""
     async with trained(count, pace=LONG) as (_, trainers):
         honest, lying = trainers[liars:], [liar_of(trainer) for trainer in trainers[:liars]]
         for liar in lying:

@@ -148,7 +148,7 @@ class Chaos:
     # What must hold
 
     def check(self, outcomes: list[Outcome | None]) -> list[RoundResult]:
-        """One outcome; and nobody who was left in peace among a quorum of such stays without it."""
+        """Members have no two results; and where a quorum was left in peace, each of its members has the result."""
         holders = self.swarm.check(outcomes)
         for outcome in outcomes:
             if isinstance(outcome, RoundFailed | RoundUndecided):

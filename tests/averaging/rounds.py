@@ -94,7 +94,7 @@ class Swarm:
 
     async def __aexit__(self, *exception: object) -> None:
         for peer in self.peers:
-            await peer.service.part()
+            await peer.service.shutdown()
             await peer.endpoint.close()
 
     def group(self) -> Group:
@@ -164,7 +164,7 @@ class Swarm:
         self.network.freeze(self.peers[index].peer_id)
 
     def expected_mean(self, result: RoundResult) -> torch.Tensor:
-        """What part by part follows from the senders that the result names, in float64."""
+        """The mean in float64, part by part, of the inputs of the senders that the result names."""
         flat = {
             index: torch.cat([t.double().flatten() for t in peer.before])
             for index, peer in enumerate(self.peers)

@@ -37,7 +37,7 @@ def join_of(candidate: Candidate, patience: float = 1.0, progress: float = 0.0, 
 
 @dataclass(eq=False)
 class Searcher:
-    """One peer. `jump` is what its clock is off by, and may be changed at any time."""
+    """One peer. `jump` holds the error of its clock in seconds; a test may change it at any time."""
 
     node: DHTNode
     finder: GroupFinder
@@ -121,7 +121,7 @@ class Searchers:
         return peer
 
     async def remove(self, peer: Searcher, *, kill: bool) -> None:
-        """It dies, or says goodbye first. Its task of searching has to be cancelled by the caller, before or after."""
+        """The peer dies, or says goodbye first. The caller cancels its search's task, before this call or after."""
         self.peers.remove(peer)
         self.gone.append(peer)
         if kill:

@@ -108,7 +108,7 @@ class Swarm:
 
 
 async def trickle(endpoint: Endpoint, donor: PeerID, version: bytes, prefix: str = "test", pause: float = 50.0) -> None:
-    """Holds a download: asks for one chunk after the other, with pauses. Raises what it is told in the end."""
+    """Keeps a download open: asks for one chunk after the other, with pauses. Raises the error with which it ends."""
     answers: Any = ManifestHeader | InLine
     async with endpoint.stream(donor, state_method(prefix), StateRequest(version), timeout=30) as stream:
         while not isinstance((await stream.receive(answers))[0], ManifestHeader):
@@ -131,7 +131,7 @@ def size_of(state: Snapshot) -> int:
 
 
 def drip(monkeypatch: pytest.MonkeyPatch, peers: Sequence[PeerID], quick: int) -> None:
-    """Behind its first `quick` bytes each stream of these peers gets a byte in 15 s: it never is silent for long."""
+    """After its first `quick` bytes each stream of these peers sends a byte every 15 s: it is never silent long."""
     transmit, sent = MemoryConnection.transmit, Counter[MemoryConnection]()
     free: dict[MemoryConnection, float] = {}
 

@@ -20,7 +20,7 @@ def aggregate(
     weights: list[float] | None = None,
     order: list[int] | None = None,
 ) -> tuple[torch.Tensor, dict[int, str]]:
-    """What becomes of the parts of senders 0, 1, …, whose memory is used again at once."""
+    """The average of parts of senders 0, 1, …, and who was left out; the parts' memory is used again at once."""
     part = aggregator.part(torch.full((values[0].numel(),), math.nan), len(values), ordered=order is not None)
     for sender in order or range(len(values)):
         memory = values[sender].clone()
@@ -31,7 +31,7 @@ def aggregate(
 
 
 def gradients(members: int, numel: int = 2000, noise: float = 3.0, seed: int = 0) -> list[torch.Tensor]:
-    """One direction, and noise of each member's own."""
+    """One vector per member: a direction that all share, and noise of the member's own."""
     generator = torch.Generator().manual_seed(seed)
     truth = torch.randn(numel, generator=generator)
     return [truth + noise * torch.randn(numel, generator=generator) for _ in range(members)]

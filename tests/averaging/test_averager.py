@@ -50,7 +50,7 @@ def average(averagers: list[DecentralizedAverager], **options: Any) -> list[Any]
 
 
 def load(averager: DecentralizedAverager) -> tuple[Any, list[torch.Tensor]]:
-    """The state that others share, once they have told of it, which they do behind the call that allows it."""
+    """The state that others share. They tell of it some time after the call that allows it, so this tries again."""
     deadline = time.monotonic() + PATIENCE
     while (loaded := averager.load_state_from_peers(timeout=PATIENCE)) is None:
         assert time.monotonic() < deadline

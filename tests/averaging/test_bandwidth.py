@@ -1,4 +1,4 @@
-"""What links can carry: seen in rounds, claimed within bounds, and good enough for shares near the optimum."""
+"""What a line can carry: a peer measures it in rounds and claims it within bounds; the shares come near the optimum."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 from swarmcli.averaging.bandwidth import (
     MAX_CLAIM,
     MOST_ABOVE_MEDIAN,
-    LinkGauge,
+    LineGauge,
     comparable,
 )
 from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig
 from swarmcli.averaging.group import Group, Member
-from swarmcli.averaging.shares import reducing_shares, slowest_link
+from swarmcli.averaging.shares import reducing_shares, slowest_line
 from swarmcli.network import Identity
 from swarmcli.network.context import Traffic
 from swarmcli.testing import virtual_time
@@ -51,7 +51,7 @@ def test_a_limit_is_claimed_at_once_and_what_it_hides_is_remembered() -> None:
     async def main() -> None:
         nonlocal limit
         cable = Cable()
-        gauge = LinkGauge(lambda: cable.total, lambda: limit)
+        gauge = LineGauge(lambda: cable.total, lambda: limit)
         assert gauge.claim == 1e5, "nothing is measured, and it is not faster than this"
         limit = None
         with gauge.watching():
@@ -62,7 +62,7 @@ def test_a_limit_is_claimed_at_once_and_what_it_hides_is_remembered() -> None:
             with gauge.watching():
                 await cable.carry(2, 1e5, 1e5)
         limit = None
-        assert gauge.claim == pytest.approx(8e6, rel=0.2), "the link is what it was before the limit"
+        assert gauge.claim == pytest.approx(8e6, rel=0.2), "the line is what it was before the limit"
 
     virtual_time.run(main())
 
@@ -74,7 +74,7 @@ def test_a_round_in_which_this_process_stood_still_or_its_limit_changed_shows_no
         nonlocal limit
         loop, cable = asyncio.get_running_loop(), Cable()
         assert isinstance(loop, virtual_time.VirtualTimeLoop)
-        gauge = LinkGauge(lambda: cable.total, lambda: limit)
+        gauge = LineGauge(lambda: cable.total, lambda: limit)
         with gauge.watching():
             await cable.carry(2, 8e6, 8e6)
         assert gauge.shows
@@ -101,7 +101,7 @@ def test_a_round_in_which_this_process_stood_still_or_its_limit_changed_shows_no
 async def watched(*stretches: tuple[float, float, float]) -> float | None:
     """What a gauge claims after a round of (seconds, bytes per second sent, and received)."""
     cable = Cable()
-    gauge = LinkGauge(lambda: cable.total)
+    gauge = LineGauge(lambda: cable.total)
     with gauge.watching():
         for stretch in stretches:
             await cable.carry(*stretch)
@@ -127,7 +127,7 @@ def test_rounds_that_show_nothing_leave_nothing_known() -> None:
 @simulated
 async def test_a_rise_is_believed_sooner_than_a_fall() -> None:
     cable = Cable()
-    gauge = LinkGauge(lambda: cable.total)
+    gauge = LineGauge(lambda: cable.total)
     claims = []
     for speed in (1e6, 16e6, 16e6, 1e6, 1e6):
         with gauge.watching():
@@ -141,7 +141,7 @@ async def test_a_rise_is_believed_sooner_than_a_fall() -> None:
 @simulated
 async def test_long_rounds_take_no_more_memory_than_short_ones() -> None:
     cable = Cable()
-    gauge = LinkGauge(lambda: cable.total)
+    gauge = LineGauge(lambda: cable.total)
     with gauge.watching():
         await cable.carry(150, 1e6, 1e6)
         assert len(gauge._samples) <= 130
@@ -159,7 +159,7 @@ def test_what_users_gave_replaces_their_own_figures_and_is_relative_to_each_othe
 
 @pytest.mark.parametrize("given", [1e-300, 1.0, 1e12])
 def test_what_one_user_gives_leaves_all_others_as_they_were_measured(given: float) -> None:
-    """Before, one figure of a stranger switched off what everybody had measured."""
+    """A stranger's figure once switched off what everybody had measured."""
     links = [1e6, 2e6, 8e6, 8e6]
     assert comparable([None] * 4 + [given], [*links, None])[:4] == comparable([None] * 4, links)
     assert comparable([None, None, 1.0, 2.0, given], [1e6, 2e6, None, None, 5e6])[:2] == [1e6, 2e6]
@@ -201,7 +201,7 @@ class Round:
 
 
 async def rounds_over(links: Sequence[tuple[float, float]], count: int) -> list[Round]:
-    """Rounds of peers behind links of (bytes per second out, and in)."""
+    """`count` rounds of peers, one for each of `links`: its line's bytes per second (out, in)."""
     async with Averagers(3) as swarm:
         peers = await swarm.add(len(links), shapes=((ELEMENTS,),), allreduce=SMALL_PARTS)
         slower = {peer.peer_id: min(link) for peer, link in zip(peers, links, strict=True)}
@@ -213,7 +213,7 @@ async def rounds_over(links: Sequence[tuple[float, float]], count: int) -> list[
             seconds = max(result.seconds["running all-reduce"] for result in results)
             group = results[0].group
             known = [dataclasses.replace(member, bandwidth=slower[member.peer_id]) for member in group.members]
-            best = slowest_link(known, reducing_shares(known, ELEMENTS)) * ELEMENTS * 4
+            best = slowest_line(known, reducing_shares(known, ELEMENTS)) * ELEMENTS * 4
             rounds.append(Round(group, seconds, best))
         return rounds
 
@@ -233,7 +233,7 @@ async def test_shares_come_near_the_optimum_by_what_was_measured() -> None:
 @pytest.mark.parametrize("seed", [3, 5])  # in these orders a member that gets averages for 40 s looks at a part
 @within(3600)
 async def test_the_shares_follow_a_limit_and_nobody_blames_who_has_one(seed: int) -> None:
-    """1 MiB at 25 kB/s takes twice as long as a sender has who tells nothing of its link."""
+    """1 MiB at 25 kB/s takes twice as long as a sender is given that tells nothing of its line."""
     async with Averagers(seed) as swarm:
         options = dataclasses.replace(SMALL_PARTS, allreduce_timeout=80.0)
         peers = await swarm.add(3, shapes=((ELEMENTS // 4,),), allreduce=options)

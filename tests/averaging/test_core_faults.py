@@ -101,12 +101,12 @@ async def test_a_round_that_fails_leaves_the_tensors_and_is_tried_again_without_
 
 
 @within(3600)
-async def test_one_that_all_others_follow_is_followed_by_who_doubts_it_too() -> None:
+async def test_one_that_all_others_follow_is_followed_by_who_suspects_it_too() -> None:
     async with Averagers(1) as swarm:
-        leader, follower, doubter = peers = await swarm.add(3)
+        leader, follower, wary = peers = await swarm.add(3)
         await all_results([peer.begin() for peer in peers])
-        doubter.core.finder.doubt(leader.peer_id, "it was too slow")
-        queue, began = [peer.peer_id for peer in [leader, doubter, follower]], now()
+        wary.core.finder.suspect(leader.peer_id, "it was too slow")
+        queue, began = [peer.peer_id for peer in [leader, wary, follower]], now()
         assert_one_group(await all_results([peer.begin(queue=queue) for peer in peers]), peers)
         assert now() - began < MatchmakingOptions().min_matchmaking_time
 

@@ -36,7 +36,7 @@ def invented(chance: random.Random, liar: PeerID, victim: PeerID, search: bytes 
 
 @simulated
 async def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound() -> None:
-    """It may begin one wrongly again and again, as in one that holds a banned member."""
+    """A leader may begin wrong groups again and again, such as ones that hold a banned member."""
     service = Swarm([Kind()]).peers[0].service
     service._closed = True  # it shows nobody anything
     chance = random.Random(2)
@@ -48,7 +48,7 @@ async def test_a_leader_that_was_asked_has_its_groups_remembered_within_a_bound(
 
 @simulated
 async def test_calls_for_rounds_that_never_begin_are_not_woken_by_others() -> None:
-    """Before, whatever began or ended woke all of them: thousands made rounds thirty times slower."""
+    """Once, whatever began or ended woke all of them: thousands made rounds thirty times slower."""
     async with Swarm([Kind(), Kind(), Kind()]) as swarm:
         victim, *_, asker = swarm.peers
 

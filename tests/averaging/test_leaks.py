@@ -92,7 +92,7 @@ class Trio(rounds.Swarm):
 
 
 async def _rounds(trio: Trio, count: int) -> Footprint:
-    """After so many failed rounds, and some that succeed."""
+    """What the process holds after `count` failed rounds and ten that succeed."""
     kinds: list[Callable[[], Coroutine[Any, Any, None]]] = [trio.declined, trio.unlike, trio.left_in_the_middle]
     for number in range(count):
         await kinds[number % len(kinds)]()

@@ -38,7 +38,7 @@ def held(peer: Peer) -> torch.Tensor:
 
 
 def change(peers: Sequence[Peer]) -> torch.Tensor:
-    """Each learns something else; the mean of all."""
+    """Lets each peer learn something else; returns the mean of all."""
     for number, peer in enumerate(peers):
         held(peer).add_(CHANGE * (number + 1))
     return torch.stack([held(peer) for peer in peers]).double().mean(0)
@@ -49,12 +49,12 @@ async def average(peers: Sequence[Peer], **request: Any) -> list[RoundResult]:
 
 
 def sent(results: Sequence[RoundResult]) -> float:
-    """Bytes per element that whoever sent most has sent."""
+    """The bytes per element of the peer that sent most."""
     return max(result.bytes_sent for result in results) / SIZE
 
 
 def agree(peers: Sequence[Peer], expected: torch.Tensor, within: float = 0.05 * CHANGE + 2**-23) -> None:
-    """All hold the same bits, which are so near to that: what the codec took of a change, and a rounding."""
+    """All hold the same bits, at most `within` from `expected`: a change's loss in the codec, and a rounding."""
     assert all(torch.equal(held(peer), held(peers[0])) for peer in peers)
     assert float((held(peers[0]).double() - expected).abs().max()) <= within
 
@@ -154,7 +154,7 @@ async def test_what_is_restored_after_an_average_beyond_the_codec_is_averaged_ag
 
 
 def test_small_steps_of_two_peers_over_tcp() -> None:
-    """As a script of hivemind's users has it."""
+    """The peers are set up as in a script written for hivemind."""
     tensors = [torch.ones(1000), torch.ones(1000)]
     options: dict[str, Any] = {"start": True, "prefix": "small", "compression": Float16Compression()}
     with (

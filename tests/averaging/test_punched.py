@@ -31,7 +31,7 @@ def direct(nodes: list[DHTNode]) -> bool:
 
 
 async def one_round(cores: list[AveragerCore], timeout: float = 120.0) -> list[int]:
-    """How many contributed, as each of them says; nobody where no group comes together."""
+    """How many contributed, as each peer says; 0 from a peer whose round failed."""
     controls = [core.begin_round(RoundRequest(timeout=timeout)) for core in cores]
     ends = await asyncio.gather(*controls, return_exceptions=True)
     return [0 if isinstance(end, BaseException) else len(end.contributors) for end in ends]

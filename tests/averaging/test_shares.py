@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from swarmcli.averaging.group import Dialable, Member, meeting
-from swarmcli.averaging.shares import reducing_shares, slowest_link
+from swarmcli.averaging.shares import reducing_shares, slowest_line
 from swarmcli.errors import NoReducerError
 from swarmcli.network.identity import PeerID
 
@@ -38,8 +38,8 @@ def test_a_helper_reduces_what_its_line_carries_where_averages_are_larger_than_w
     assert reducing_shares(members, 1000)[4] == pytest.approx(1, abs=1e-5)
     shares = reducing_shares(members, 1000, back=3.2)
     assert shares[4] == pytest.approx(0.668, abs=1e-3) and shares[:4] == pytest.approx([shares[0]] * 4)
-    assert slowest_link(members, (0, 0, 0, 0, 1), 3.2) == pytest.approx(
-        1.495 * slowest_link(members, shares, 3.2), rel=1e-3
+    assert slowest_line(members, (0, 0, 0, 0, 1), 3.2) == pytest.approx(
+        1.495 * slowest_line(members, shares, 3.2), rel=1e-3
     )
 
 
@@ -85,7 +85,7 @@ def test_short_vectors_are_not_scattered() -> None:
 
 
 def least_time(senders: Sequence[float], auxiliaries: Sequence[float]) -> float:
-    """Of a round of three senders or more with these bandwidths: found by halving."""
+    """The least time of a round of three senders or more with these bandwidths, found by bisection."""
     low, high, slope = 0.0, 1e13, len(senders) - 2
     for _ in range(200):
         middle = (low + high) / 2
@@ -101,7 +101,7 @@ def test_bandwidths_of_all_magnitudes_are_solved(senders: list[float], auxiliari
     members = members_of(*[(each, True, False) for each in senders], *[(each, True, True) for each in auxiliaries])
     shares = reducing_shares(members, 1000)
     assert sum(shares) == pytest.approx(1) and min(shares) >= 0
-    assert slowest_link(members, shares) == pytest.approx(least_time(senders, auxiliaries), rel=1e-5)
+    assert slowest_line(members, shares) == pytest.approx(least_time(senders, auxiliaries), rel=1e-5)
 
 
 def relayed(relay: PeerID | str, name: int) -> Member:

@@ -140,7 +140,7 @@ class Trainer:
         return self.core.position.epoch
 
     async def compute(self, rows: int | None = None) -> None:
-        """One batch and its step; takes `pace` seconds."""
+        """Computes one batch and steps; takes `pace` seconds."""
         await asyncio.sleep(self.pace)
         batch = torch.randn(rows or self.batch_size, FEATURES, dtype=self.weights.dtype, generator=self.data)
         self.weights.grad = None
@@ -260,7 +260,7 @@ async def meanwhile(*work: Coroutine[Any, Any, Any]) -> AsyncIterator[list[async
 
 
 async def until(condition: Callable[[], bool], *, every: float = 0.01) -> None:
-    """Looks every so many seconds."""
+    """Looks every `every` seconds, and returns once the condition is true."""
     for _ in range(100_000):
         if condition():
             return

@@ -44,7 +44,7 @@ class Watched:
             self.credited[self.moments[-1][1].lineage] = event.samples  # not of a round that it replays
 
     def links(self) -> dict[str, Link]:
-        """Of the rounds that it took part in; one that it replayed or downloaded tells nothing about its lineage."""
+        """The rounds that it took part in, by lineage; one that it replayed or downloaded tells nothing of lineages."""
         found, before = {}, self.begins
         for _, event in self.moments:
             if event.samples:

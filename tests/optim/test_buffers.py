@@ -35,7 +35,7 @@ class Peer:
         self.data = torch.Generator().manual_seed(int.from_bytes(node.peer_id[:4]))
 
     async def step(self, size: int = 4) -> dict[str, torch.Tensor]:
-        """One batch; returns the model's buffers behind it."""
+        """Computes one batch; returns the model's buffers after it."""
         rows = self.level + torch.randn(size, 8, generator=self.data)
         self.model.zero_grad()
         torch.nn.functional.cross_entropy(self.model(rows), (rows.mean(1) > self.level).long()).backward()
@@ -50,12 +50,12 @@ class Peer:
 
     @property
     def running(self) -> dict[str, torch.Tensor]:
-        """Of the model."""
+        """The model's buffers."""
         return {name: tensor.clone() for name, tensor in self.model.named_buffers()}
 
     @property
     def own(self) -> list[torch.Tensor]:
-        """Of the state."""
+        """The state's buffers."""
         return [tensor.clone() for tensor in self.core.replica.state.extra_tensors]
 
 

@@ -31,14 +31,14 @@ STAYS, AWAY = (300.0, 2400.0), (30.0, 1200.0)  # seconds of a guest
 AWAKE, ASLEEP = (1800.0, 7200.0), (60.0, 7200.0)  # seconds of a laptop
 CHANGES = 300.0  # seconds between two changes of what somebody lends
 BACK = 600.0  # seconds until everybody is in step once nothing happens any more
-KEPT = 0.7  # of what somebody computes under limits that change every few minutes: a link of 10 kB/s gives up a quarter
+KEPT = 0.7  # of what somebody computes under limits that change every few minutes: a line of 10 kB/s gives up a quarter
 WARM = 3  # hours until caches, books and pools are as full as they get
 GROWTH = 1.2  # of what is held in the last hours, beside the hours after these
 JOURNAL = 10_000_000  # bytes: the least that a journal can be held to
 
 
 class Books:
-    """What each round has taken of whom, as its members tell it."""
+    """What each round took of each peer, as the round's members tell it."""
 
     def __init__(self) -> None:
         self.samples: dict[str, int] = {}  # by lineage
@@ -97,7 +97,7 @@ class Held:
         assert max(journal.path.stat().st_size for journal in self.journals) < 1.1 * JOURNAL
 
     def grown(self) -> dict[str, list[int]]:
-        """Of what there is more in the end than there was when the run had been under way for some hours."""
+        """What there is more of at the end than when the run had been under way for some hours."""
         return {
             what: counts
             for what, counts in self.hours.items()
@@ -174,8 +174,8 @@ class Life:
         laptop.frozen = False
 
     def check_kept(self, peer: Unlike) -> None:
-        """Of what a trainer computed, all but little went into rounds: what a slow link could not send, or what it had
-        computed before it slept for so long that its gradients were old, is told and thrown away."""
+        """Nearly all that a trainer computed went into rounds. It told of the rest and threw it away: a slow line could
+        not send it, or the trainer slept for so long that its gradients were old."""
         accepted = self.books.accepted(peer.node.peer_id.text)
         assert accepted <= peer.computed
         assert accepted > KEPT * peer.computed, f"{peer.name}: {accepted} of {peer.computed} samples are in the run"

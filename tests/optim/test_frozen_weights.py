@@ -1,4 +1,4 @@
-"""What a model computes with and nobody trains: equal at all peers, a download of its own, no part of states."""
+"""Frozen weights, which nobody trains: equal at all peers, a download of their own, no part of states."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ async def test_strangers_drive_nobody_away_that_was_told_the_digest_or_has_nothi
 
 
 def lie(peer: Peer, *, hashes: bool) -> None:
-    """It gives out other bytes, or names other hashes, under the run's digest."""
+    """Makes the peer give out other bytes, or name other hashes, under the run's digest."""
 
     async def provide(version: bytes) -> Snapshot:
         true = peer.frozen.snapshot()
@@ -283,7 +283,7 @@ def test_the_digest_is_of_names_types_shapes_and_values() -> None:
 
 
 def test_digests_stay_the_same_over_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand in recipes and scripts."""
+    """Digests stand in recipes and scripts."""
     monkeypatch.undo()
     tensors = {"a": torch.arange(50_000, dtype=torch.float32), "b": torch.ones(3, 2, dtype=torch.bfloat16)}
     assert FrozenWeights(tensors).digest == "ea78033c01f25335b9a2ec07eb04dfad1a8615d3bb223106ddca151ae38db01c"

@@ -136,7 +136,7 @@ class Field:
         return peer
 
     def begin(self) -> None:
-        """All train that do not yet."""
+        """Lets all peers train that do not train yet."""
         self._work |= {peer: asyncio.ensure_future(peer.train()) for peer in self.peers if peer not in self._work}
 
     async def in_mid_round(self) -> list[Learner]:
@@ -162,13 +162,13 @@ class Field:
         self.swarm.network.freeze(peer.node.peer_id)
 
     async def thaw(self, peer: Learner) -> None:
-        """Returns when it has found out what it has missed."""
+        """Thaws the peer; returns when it has downloaded or replayed what it missed."""
         self.swarm.network.thaw(peer.node.peer_id)
         peer.goes.set()
         await until(lambda: bool(peer.downloads or peer.replays))
 
     async def end(self) -> None:
-        """An epoch after all are together again."""
+        """Ends the training, one epoch after all peers are together again."""
         await self.in_mid_round()
         last = max(peer.epoch for peer in self.peers) + 1
         for peer in self.peers:
@@ -206,7 +206,7 @@ async def leader_killed(there: Field) -> None:
 
 
 async def frozen(there: Field) -> None:
-    """So long that it downloads what it has missed."""
+    """The last peer is frozen for so long that it downloads what it has missed."""
     first, *_, last = await there.in_mid_round()
     await there.freeze(last)
     await until(lambda: first.epoch >= last.epoch + 4)
@@ -215,7 +215,7 @@ async def frozen(there: Field) -> None:
 
 
 async def dozing(there: Field) -> None:
-    """It makes up for the one round that it has missed, unless the mode's rounds are kept without a proof."""
+    """The last peer makes up for the one round that it missed, unless the mode's rounds are kept without a proof."""
     *others, last = await there.in_mid_round()
     await there.freeze(last)
     await until(lambda: others[0].epoch > last.epoch)

@@ -39,7 +39,7 @@ def epochs(opt: Optimizer, net: torch.nn.Module, count: int) -> None:
 
 
 def gradients_of(opt: Optimizer) -> dict[str, torch.Tensor]:
-    """What of the method of averaging gradients is part of the training state."""
+    """The part of the training state that belongs to the mode that averages gradients."""
     found: dict[str, torch.Tensor] = opt.state_dict()["swarm"]["gradients"]
     return found
 

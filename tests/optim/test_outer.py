@@ -28,7 +28,7 @@ def outer_steps(timing: Timing = Timing.AT_ONCE, **options: Any) -> OuterSteps:
 
 
 class PlainDiLoCo:
-    """One process in the place of all peers: each has inner steps of its own from the anchor, round after round."""
+    """One process in the place of all peers: each makes inner steps of its own from the anchor, round after round."""
 
     def __init__(self, seed: int, make: Callable[..., torch.optim.Optimizer], outer: Outer) -> None:
         self.anchor = make_model(seed)
@@ -131,7 +131,7 @@ async def taught(swarm: Swarm, seed: int = 1, **options: Any) -> Taught:
 
 
 async def rests(peers: list[Taught]) -> None:
-    """Until no end of an epoch is under way anywhere."""
+    """Waits until no end of an epoch is under way anywhere."""
     for peer in peers:
         await peer.core.state_dict()
 
@@ -152,7 +152,7 @@ async def test_peers_go_on_while_a_round_runs_and_each_sample_counts_once(seed: 
 
 
 def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a model is so large that both are made in threads: a trainer would begin at half of a step."""
+    """The model is so large that both run in threads, where a trainer could begin in the middle of a step."""
     monkeypatch.setattr(replica, "OFFLOAD_FROM", 0)
     stepping, beside = threading.Event(), threading.Event()
 
@@ -190,8 +190,8 @@ def test_no_inner_step_is_made_while_the_anchor_steps(monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("seed", range(4))
 @within(300)
 async def test_one_that_missed_a_round_keeps_what_it_learned(seed: int) -> None:
-    """It was frozen while the others ended two epochs: it steps with their rounds, and hands in its own difference with
-    the next one."""
+    """The late peer was frozen while the others ended two epochs: it steps with their rounds, and hands in its own
+    difference with the next one."""
     async with Swarm(seed) as swarm:
         peers = [await taught(swarm, pace=0.1) for _ in range(3)]
         late, *others = peers

@@ -37,7 +37,7 @@ from tests.optim.optim_swarm import (
 from tests.simulation import now, within
 from tests.suites import soak
 
-LOST = 10  # batches at most, behind one pause: as many as are computed in a second
+LOST = 10  # batches that one pause costs at most: as many as are computed in a second
 
 
 class Volunteer:
@@ -89,7 +89,7 @@ class Volunteer:
 
 @asynccontextmanager
 async def volunteers(swarm: Swarm, count: int, **options: Any) -> AsyncIterator[list[Volunteer]]:
-    """They compute while the block lasts; in the end all pause, and every sample has to be somewhere."""
+    """Trainers that compute while the block lasts. At its end all pause, and every sample has to be somewhere."""
     everyone = [Volunteer(await swarm.trainer(seed=1, **options)) for _ in range(count)]
     async with asyncio.TaskGroup() as tasks:
         for each in everyone:
@@ -99,18 +99,18 @@ async def volunteers(swarm: Swarm, count: int, **options: Any) -> AsyncIterator[
             each.ends = True
     kept = sum(each.core.work.samples for each in everyone)
     lost = [(each.lost, LOST * each.returns * each.trainer.batch_size) for each in everyone]
-    assert all(told <= most for told, most in lost), "a few batches behind each pause, at most"
+    assert all(told <= most for told, most in lost), "a few batches after each pause, at most"
     assert sum(each.computed for each in everyone) == accepted(everyone) + kept + sum(told for told, _ in lost)
 
 
 def rounds(everyone: list[Volunteer]) -> list[EpochAdvanced]:
-    """How each saw the rounds that it has made."""
+    """How each trainer saw the rounds in which it took part."""
     return [event for each in everyone for event in each.trainer.epochs if event.samples]  # without downloads
 
 
 def accepted(everyone: list[Volunteer]) -> int:
-    """Samples that committed rounds have taken, whatever was counted of them: of four and more, nobody's count for
-    more than a share."""
+    """Samples that committed rounds took, however many of them counted: among four peers or more nobody's samples
+    count for more than a share."""
     counted, handed_in = dict[str, int](), Counter[str]()
     for event in rounds(everyone):
         counted[event.lineage] = event.samples
@@ -143,7 +143,7 @@ async def test_nobody_waits_for_a_trainer_that_pauses_and_it_comes_back_into_ste
 
 @within(3000)
 async def test_who_pauses_takes_part_in_the_round_at_the_end_of_a_long_epoch_and_is_not_expected_to_compute() -> None:
-    """As who is to leave does."""
+    """It does as a peer does that is about to leave."""
     async with Swarm() as swarm, volunteers(swarm, 2, pace=20.0, target=40) as (first, second):
         await until(lambda: first.core.work.samples > 0)
         began = now()
@@ -200,7 +200,7 @@ async def test_a_pause_in_each_mode_costs_no_sample(mode: Mode) -> None:
 @pytest.mark.parametrize("seed", soak(range(21)))
 @within(600)
 async def test_whoever_comes_and_goes_all_the_time_neither_parts_the_run_nor_loses_a_sample(seed: int) -> None:
-    """Five toggle each about every second, where an epoch takes a third of that."""
+    """Each of five trainers pauses or resumes about every second; an epoch takes a third of that."""
 
     async def toggle(core: OptimizerCore, drawn: random.Random) -> None:
         for _ in range(20):

@@ -96,7 +96,7 @@ async def peer(swarm: Swarm, kind: Kind, number: int) -> Peer:
 
 
 async def run(kind: Kind, restarted: Collection[int], *, at: int = 2, until: int = 3) -> list[Any]:
-    """Two peers, of which some are restarted at an epoch: what each holds in the end."""
+    """Runs two peers, and restarts some of them `at` an epoch; returns what each holds in the end."""
     async with Swarm() as swarm:
         peers = [await peer(swarm, kind, number) for number in range(2)]
         await together(*(each.train(at) for each in peers))
@@ -114,7 +114,7 @@ async def run(kind: Kind, restarted: Collection[int], *, at: int = 2, until: int
 
 
 def _plain(state: Any) -> Any:
-    """Without what is drawn anew in every run: the ids of rounds, and with them the lineage and what proves it."""
+    """The state without what every run draws again: the ids of rounds, and so the lineage and what proves it."""
     if isinstance(state, dict):
         return {key: _plain(value) for key, value in state.items() if key not in ("lineage", "standing")}
     if isinstance(state, torch.Tensor):

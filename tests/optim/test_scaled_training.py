@@ -37,7 +37,7 @@ Overflows = Callable[["ScaledTrainer"], bool]
 
 
 class ScaledTrainer(Trainer):
-    """Its losses are multiplied by `scale`; where `overflows` says so a gradient is not finite, and `scale` halved."""
+    """Multiplies its losses by `scale`; where `overflows` says so a loss is infinite. Lost work halves `scale`."""
 
     def __init__(self, node: DHTNode, *, reuse: bool = False, overflows: Overflows = lambda trainer: False) -> None:
         super().__init__(node, mode=Mode(reuse_grad_buffers=reuse))

@@ -1,4 +1,4 @@
-"""A trainer whose link is too slow follows the run, is told so in figures, and holds nobody up."""
+"""A trainer whose line is too slow follows the run, is told so in figures, and holds nobody up."""
 
 from __future__ import annotations
 

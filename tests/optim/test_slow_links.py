@@ -1,4 +1,4 @@
-"""Peers whose links are slow: those for whom the run has to wait, and those for whom it has not."""
+"""Peers whose lines are slow: the run waits for some of them, and does not wait for others."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def tell(
 
 
 async def epochs_of(peers: list[Unlike], count: int) -> list[float]:
-    """Seconds of so many epochs from now on, each until all have ended it."""
+    """The seconds of each of the next `count` epochs, each until all peers have ended it."""
     took, epoch = [], max(peer.epoch for peer in peers)
     for end in range(epoch + 1, epoch + 1 + count):
         began = now()
@@ -57,8 +57,8 @@ async def epochs_of(peers: list[Unlike], count: int) -> list[float]:
 @pytest.mark.parametrize("known", [False, *soak([True])])
 @pytest.mark.parametrize("seed", range(10))
 def test_a_run_goes_at_the_pace_of_its_lone_trainer_however_long_that_sends(seed: int, known: bool) -> None:
-    """1.2 MB at 10 kB/s take two minutes, and a round is wished to take one at most. Where no limit tells how slow the
-    link is, a round that fails does."""
+    """1.2 MB at 10 kB/s take two minutes, and the options ask for rounds of one minute at most. Where no limit tells
+    how slow the line is, a round that fails tells it."""
     drawn = random.Random(seed)
     pace, latency = drawn.uniform(20, 100), drawn.uniform(0.005, 0.1)
 
@@ -86,8 +86,9 @@ SLOW_LINES = {"10 kB/s": (10e3, 10e3, 0.4), "100 kB/s in": (10e3, 100e3, 0.4), "
 def test_a_newcomer_behind_a_slow_line_that_no_limit_tells_of_hears_so_and_costs_the_others_nothing(
     others: int, line: str
 ) -> None:
-    """Its download shows the line, or a second one that does not get it into step: it never meets a round, and does
-    not download for ever. From then on what is neither averaging nor state takes a tenth of its line at most."""
+    """Its download tells how slow the line is, or a second download does that leaves it out of step: it never gets into
+    a round, and does not download for ever. From then on all that is neither averaging nor state takes a tenth of its
+    line at most."""
     up, down, latency = SLOW_LINES[line]
     far: list[PeerID] = []
 
@@ -142,8 +143,9 @@ SLOW_UPLINKS = {"one of three": (10e3, None, None), "three": (20e3, 20e3, 20e3)}
 @pytest.mark.parametrize("slow", ["one of three", *soak(["three"])])
 @pytest.mark.parametrize("seed", range(10))
 def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slow: str) -> None:
-    """Rounds of 1.2 MB, wished to take a minute at most. Where all are slow the first fails, and tells what the next
-    ones need; where one is, it follows the others. With odd seeds the links turn slow, else they always were."""
+    """Rounds of 1.2 MB; the options ask for a minute at most. Where all lines are slow the first round fails, and tells
+    what the next ones need; where one is slow, its trainer follows the others. With odd seeds the lines turn slow after
+    two epochs, with even seeds they are slow from the start."""
     drawn, uplinks = random.Random(seed), SLOW_UPLINKS[slow]
     trainers = [drawn.uniform(20, 100) for _ in uplinks]
     latency, count = drawn.uniform(0.005, 0.1), len(uplinks)
@@ -157,7 +159,7 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
         quick = [peer for peer, uplink in zip(peers, uplinks, strict=True) if uplink is None]
         first, *others = await epochs_of(quick or peers, 3)
         if quick:
-            # What one that turns slow costs: a third of a round's time where nobody knows its link, and two tries.
+            # What a peer that turns slow costs: a third of a round's time where nobody knows its line, and two tries.
             assert first < 200 / sum(trainers[1:]) + 60 / 3 + 10, first
             assert max(others) < 200 / sum(trainers[1:]) + 5, others
             lost = ("not in the average", "samples of this peer are lost")  # where the round that it spoils dies
@@ -171,8 +173,8 @@ def test_trainers_whose_slow_uplinks_nobody_tells_stay_in_one_run(seed: int, slo
                 await until(lambda: peers[0].said[-1] == "this computer's samples count again: it computes")
                 assert seat.lost is None
         else:
-            # Each sends its parts to the other reducers, and the averages of its own to the other members. Links that
-            # turn slow all at once leave shares which one member's link cannot carry, until they are measured anew.
+            # Each sends its parts to the other reducers, and the averages of its own to the other members. Where all
+            # lines turn slow at once, one member's line cannot carry its share until the lines are measured again.
             usual = 200 / sum(trainers) + 2 * (count - 1) / count * NBYTES / min(filter(None, uplinks))
             most = 900.0 if seed % 2 else 1.5 * usual
             assert first < most + 60 and max(others) < most, (first, others)
@@ -195,7 +197,7 @@ def test_an_auxiliary_with_a_limit_that_a_round_would_outlast_reduces_nothing() 
 
 
 def test_a_helper_that_costs_every_round_its_time_stays_away_from_more_and_more_of_them() -> None:
-    """Its link is slow, and nothing that it says of itself tells that."""
+    """Its line is slow, and nothing that it says of itself tells that."""
 
     async def story(swarm: Swarm, peers: list[Unlike]) -> None:
         *trainers, helper = peers

@@ -17,7 +17,7 @@ GPU = torch.device("cuda", 0)
 
 @dataclass(eq=False)
 class Stream:
-    """What was given to it, in order; an event is how far that is."""
+    """Keeps what it was given, in order; an event is the stream and how much it had been given by then."""
 
     name: str
     given: list[Any] = field(default_factory=list)

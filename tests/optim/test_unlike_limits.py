@@ -20,6 +20,6 @@ def test_epochs_end_whatever_the_peers_lend(drawn: int, seconds: float) -> None:
 
 @pytest.mark.parametrize("drawn", soak(BEYOND))
 def test_epochs_take_a_little_longer_where_several_waits_follow_each_other(drawn: int) -> None:
-    """As for a check of the states in which nobody else is (15 s, drawn 1), or a link that turns slow in each of two
+    """Such waits are a check of states that nobody else has (15 s, drawn 1), or a line that turns slow in each of two
     tries (drawn 44)."""
     search(drawn, allowance=Allowance(seconds=15.0), afterwards=Allowance(seconds=15.0))

@@ -100,7 +100,7 @@ async def test_states_of_local_updates_are_averaged_by_weight() -> None:
 
 @simulated
 async def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_claims() -> None:
-    """One names a weight of a million at four samples, another a weight of four at a million samples."""
+    """One member names a weight of a million for four samples, another its own weight for a million samples."""
     async with Swarm() as swarm:
         trainers = [await swarm.trainer(averaging={"max_share": 0.3}) for _ in range(5)]
         for trainer in trainers:
@@ -119,7 +119,7 @@ async def test_the_weight_of_a_member_is_capped_and_so_are_the_samples_that_it_c
 
 
 def test_one_reducer_cannot_change_what_a_member_is_credited_with() -> None:
-    """Of three parts one says other samples; of the members, one is within no bound."""
+    """One of three parts names other samples for a member; two members are too few to bound each other's."""
     members = [Member(Identity.from_seed(number).peer_id) for number in range(2)]
     group = Group.form(b"", members, [1.0, 1.0], bytes(16))
     told = [(5.0, 2.0, 7.0, 8.0), (5.0, 2.0, 1e6, 8.0), (5.0, 2.0, 7.0, 8.0)]
@@ -140,7 +140,7 @@ def lie(work, other: Callable[[Weighed], Weighed]) -> None:
 
 
 def record_rounds(trainer) -> list[dict]:
-    """The weights of each round that this trainer's steps are of."""
+    """A list that gets the weights of each round with which this trainer steps."""
     seen, advance = [], trainer.core.work.advance
 
     async def watched(committed):
@@ -163,7 +163,7 @@ def test_an_impossible_weight_is_refused_and_nothing_is_added(weight: float) -> 
 
 @pytest.mark.parametrize("mode", [PowerSGD(averager_rank=1, min_compression_ratio=0.1), Sparse()])
 def test_what_was_kept_back_is_not_sent_with_next_to_no_weight(mode: PowerSGD | Sparse) -> None:
-    """Divided by that, a residual would be far beyond what others send, and its peer left out."""
+    """Divided by next to nothing, a residual would be far beyond what others send, and its peer would be left out."""
     parameter = torch.nn.Parameter(torch.zeros(16, 16))
     sums = GradientAccumulator([parameter])
     method = mode.method(sums.means)

@@ -40,7 +40,7 @@ DOWNLOADS = (20e3, 100e3, 500e3, 2e6)
 class Allowance:
     """An epoch may take `times` × T + `seconds`; T: see `usual_epoch`, of this epoch or the one before: rounds get the
     time that the last ones needed, and one whose members are lost may use it up. The first epoch takes `first` seconds
-    more: nobody knows anybody's link before a round, so whoever turns slow in it gets a third of a round's time."""
+    more: nobody knows anybody's line before a round, so a peer that turns slow in it gets a third of a round's time."""
 
     times: float = 3.0
     seconds: float = 5.0
@@ -54,7 +54,7 @@ LIMITS_AND_PAUSES = ("upload", "upload", "download", "hours", "pause", "none")
 
 
 class Unlike:
-    """One peer of a run: a trainer, a monitor or an auxiliary, with a link and a pace of its own."""
+    """One peer of a run: a trainer, a monitor or an auxiliary, with a line and a pace of its own."""
 
     def __init__(self, node: DHTNode, role: Role, target: int, pace: float, elements: int = ELEMENTS) -> None:
         """`pace` is in samples per second; 0 for whoever does not compute. `elements`: of float32, in the model."""
@@ -120,7 +120,7 @@ class Unlike:
 
 def usual_epoch(peers: list[Unlike], target: int) -> float:
     """Seconds that an epoch takes with those trainers that make it shortest, their round included; infinite if nobody
-    computes. Those with a quick link come first: a slower one comes in where its samples save more than it costs."""
+    computes. It adds the trainers one by one, the quickest line first, and takes the shortest of these epochs."""
     best, pace = math.inf, 0.0
     for peer in sorted(filter(lambda peer: peer.computes, peers), key=sending_time):
         pace += peer.pace
@@ -129,7 +129,7 @@ def usual_epoch(peers: list[Unlike], target: int) -> float:
 
 
 def sending_time(peer: Unlike) -> float:
-    """Seconds for which its link is busy with a round, whose gradients and averages it sends and receives once."""
+    """Seconds for which a round keeps the peer's line busy: it sends and receives gradients and averages once each."""
     slowest = min(peer.upload or math.inf, peer.download or math.inf)
     return 2 * NBYTES / slowest
 
@@ -145,7 +145,7 @@ class Clock:
         self.longest = 0.0  # part of the allowance that an epoch has taken
 
     def look(self, seconds: float) -> None:
-        """So many seconds have passed with the limits as they are."""
+        """Notes that `seconds` have passed with the limits as they are."""
         epoch = max(peer.epoch for peer in self.peers)
         if epoch > self.epoch:
             self.epochs += 1
@@ -182,7 +182,7 @@ def _have(peer: Unlike) -> str:
 
 
 async def now_and_then(peers: list[Unlike], drawn: random.Random, every: float, seconds: float) -> None:
-    """Changes what somebody lends, at random moments, for so many seconds."""
+    """Changes what somebody lends, at random moments, for `seconds`."""
     ends_at = now() + seconds
     while now() < ends_at:
         await asyncio.sleep(drawn.expovariate(1 / every))
@@ -207,10 +207,10 @@ async def now_and_then(peers: list[Unlike], drawn: random.Random, every: float, 
 def search(
     seed: int, *, allowance: Allowance, afterwards: Allowance, seconds: float = 60.0, every: float = 5.0
 ) -> Clock:
-    """One run of 2 to 5 peers, drawn by the seed, whose limits change for so many seconds; then all are lifted.
+    """Runs 2 to 5 peers, drawn by the seed, whose limits change for `seconds`; then all limits are lifted.
 
-    Raises AssertionError for an epoch that took longer than allowed, also where epochs do not end as they should
-    afterwards, or somebody has not come back into step.
+    Raises AssertionError if an epoch took longer than allowed, if epochs do not end as they should once the limits are
+    lifted, or if a peer has not come back into step by then.
     """
     drawn = random.Random(seed)
     trainers = drawn.randint(1, 3)
@@ -261,7 +261,7 @@ def search(
 
 
 def latencies(drawn: random.Random) -> Callable[[PeerID, PeerID], float]:
-    """Of each pair its own, 2 to 75 ms one way."""
+    """Returns each pair's latency: 2 to 75 ms one way, drawn once."""
     salt = drawn.getrandbits(32)
     known: dict[tuple[str, ...], float] = {}
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import msgspec
 
-from swarmcli.averaging.bandwidth import LinkGauge, comparable
+from swarmcli.averaging.bandwidth import LineGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
 from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.candidates import Memory
@@ -64,7 +64,7 @@ class GroupFinder:
         """`layout`: of the averaged tensors; `own_terms` must be equal at all members. The owner of this finder starts
         and stops `trust`."""
         self.group_bits = config.initial_group_bits
-        self.link = LinkGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
+        self.gauge = LineGauge(node.endpoint.passed, lambda: node.endpoint.rates.lower)
         self.search: Search | None = None
         self._endpoint = node.endpoint
         self._config, self._layout, self._own_terms = config, layout, own_terms
@@ -128,7 +128,7 @@ class GroupFinder:
         """Sets what the next searches are for; see __init__."""
         self._layout, self._own_terms = layout, own_terms
 
-    def doubt(self, peer: PeerID, reason: str, *, work: bool = False, lost: bool = False, led: bool = False) -> None:
+    def suspect(self, peer: PeerID, reason: str, *, work: bool = False, lost: bool = False, led: bool = False) -> None:
         """Suspects a peer, see `PeerTrust.suspect`. The next group does not wait for one that has no seat in it."""
         self._trust.suspect(peer, reason, work=work, lost=lost, led=led)
         if self._trust.has_no_seat(peer):
@@ -141,7 +141,7 @@ class GroupFinder:
         if self.search is not None:
             self.search.give_up_leader()
 
-    def admit_doubted(self, waited: float) -> None:
+    def admit_suspects(self, waited: float) -> None:
         """The group that forms has waited so many seconds for samples that peers outside it report. A suspect gets its
         seat back once the wait has cost as much as the suspicion is worth, see `PeerTrust.admit`."""
         if self.search is not None and self._trust.admit(waited):
@@ -155,7 +155,7 @@ class GroupFinder:
         """
         async with self._turn:
             while (group := await self._look(control, gathered, deadline)) is None:
-                logger.debug("%s: this peer looks anew: its addresses or its link changed", self._config.prefix)
+                logger.debug("%s: this peer looks anew: its addresses or its line changed", self._config.prefix)
             return group
 
     async def _look(self, control: StepControl, gathered: bytes, deadline: float | None) -> Group | None:
@@ -189,7 +189,7 @@ class GroupFinder:
             options = replace(options, min_matchmaking_time=request.lookout)
         offer = Offer(
             self._config.bandwidth,
-            self.link.claim,
+            self.gauge.claim,
             self._config.auxiliary,
             gathered,
             self.bid(request.target, request.sends),
@@ -226,10 +226,10 @@ class GroupFinder:
         """Suspects that get no seat in the next group → until when (loop time). A group without a target that still
         lacks members then takes them. Nobody is out if no group could form without the suspects."""
         known = (self.memory.holders.keys() | self.memory.mates) - {self._endpoint.peer_id}
-        doubted = list(filter(self._trust.has_no_seat, known))
-        if 1 + len(known) - len(doubted) < max(2, self._config.matchmaking.min_group_size):
+        suspects = list(filter(self._trust.has_no_seat, known))
+        if 1 + len(known) - len(suspects) < max(2, self._config.matchmaking.min_group_size):
             return {}
-        return {peer: math.inf if preformed else loop_time() + self._trust.costs(peer) for peer in doubted}
+        return {peer: math.inf if preformed else loop_time() + self._trust.costs(peer) for peer in suspects}
 
     def _me(self, *, looking: bool) -> Candidate:
         closed, endpoint = self._config.client_mode, self._endpoint

@@ -213,7 +213,7 @@ class Audits:
             said = shown.get(each.sender)
             if isinstance(said, str) or (isinstance(said, TensorMessage) and not proof.shows(each)):
                 withheld = said if isinstance(said, str) else "it showed another input than it signed"
-                self._faults.doubted.setdefault(each.sender, withheld)
+                self._faults.suspects.setdefault(each.sender, withheld)
         return proof
 
     async def _ask_for_list(self, average: Average, request: DrawnPart) -> tuple[Input, ...] | None:
@@ -229,7 +229,7 @@ class Audits:
 
         inputs = await self._unless_withheld(reducer, ask)
         if isinstance(inputs, str):
-            self._faults.doubted.setdefault(reducer, inputs)
+            self._faults.suspects.setdefault(reducer, inputs)
         return inputs if isinstance(inputs, tuple) else None
 
     async def _ask(self, sender: int, request: DrawnPart, part: Part) -> TensorMessage | str | None:

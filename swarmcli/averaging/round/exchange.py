@@ -28,7 +28,7 @@ from swarmcli.averaging.round.sender import PartSender
 from swarmcli.averaging.round.service import AllreduceService
 from swarmcli.averaging.round.signed import SignedLists
 from swarmcli.averaging.seats import NOISE, TRIAL, Seats
-from swarmcli.averaging.shares import slowest_link
+from swarmcli.averaging.shares import slowest_line
 from swarmcli.averaging.weights import WeightBounds
 from swarmcli.concurrency import forgetful
 from swarmcli.events import PeerRefused
@@ -97,7 +97,7 @@ class PartExchange:
         if waits > 0:  # the slowest line by the bandwidths may be of a member for which nobody waits
             known.append(waits)
         elif figures and min(figures) >= MIN_CLAIM and max(figures) <= MAX_CLAIM:
-            known.append(slowest_link(group.members, group.part_shares) * nbytes)
+            known.append(slowest_line(group.members, group.part_shares) * nbytes)
         return max(known) + nbytes / MODEST if known else None
 
     async def reduce(self) -> None:
@@ -174,8 +174,8 @@ class PartExchange:
         if self.audits is not None:
             self.audits.leave()
         return Lessons(
-            {peer(index): reason for index, reason in faults.doubted.items()},
-            frozenset(map(peer, faults.lost & faults.doubted.keys())),
+            {peer(index): reason for index, reason in faults.suspects.items()},
+            frozenset(map(peer, faults.lost & faults.suspects.keys())),
             {peer(index): seconds for index, seconds in self._tempo.sending.items()},
             frozenset(map(peer, faults.failed)),
         )

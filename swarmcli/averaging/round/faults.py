@@ -20,8 +20,8 @@ class Faults:
     left_out   members whose tensors are missing somewhere, as the reducers say
     refused    senders whose parts cannot be averaged here
     failed     reducers whose averages did not come here, or do not count
-    doubted    members that kept this one waiting in vain, or did not show what they signed
-    lost       of the doubted, those whose connections broke; a reducer whose connection broke is in `failed` alone
+    suspects   members that kept this one waiting in vain, or did not show what they signed
+    lost       suspects whose connections broke; a reducer whose connection broke is in `failed` alone
     untrue     reducers whose averages lack what this member had brought in time, or have what it has not
     refusing   reducers that answered, and refused
     complaint  why averages are missing through no reducer's fault
@@ -30,7 +30,7 @@ class Faults:
     left_out: dict[int, str] = field(default_factory=dict)
     refused: dict[int, str] = field(default_factory=dict)
     failed: dict[int, str] = field(default_factory=dict)
-    doubted: dict[int, str] = field(default_factory=dict)
+    suspects: dict[int, str] = field(default_factory=dict)
     lost: set[int] = field(default_factory=set)
     untrue: set[int] = field(default_factory=set)
     refusing: set[int] = field(default_factory=set)

@@ -156,24 +156,24 @@ class Pace:
 class Lessons:
     """What a round teaches for the next one, however it ended.
 
-    doubted    member that kept this one waiting in vain → how; by no other member's word
-    lost       doubted members whose connections broke meanwhile
+    suspects   member that kept this one waiting in vain → how; by no other member's word
+    lost       suspects whose connections broke meanwhile
     failed     reducers whose averages did not come here
     elsewhere  whether each of these, as some other member says, failed there as well
     sending    seconds that each sender took to bring its parts here, and this member to the others; for a sender that
                was left out, and a reducer that was too slow, the seconds that it would have taken
     """
 
-    doubted: dict[PeerID, str] = field(default_factory=dict)
+    suspects: dict[PeerID, str] = field(default_factory=dict)
     lost: frozenset[PeerID] = frozenset()
     sending: dict[PeerID, float] = field(default_factory=dict)
     failed: frozenset[PeerID] = frozenset()
     elsewhere: bool = False
 
     def add(self, other: Lessons) -> None:
-        slow = (self.doubted.keys() - self.lost) | (other.doubted.keys() - other.lost)
-        self.doubted |= other.doubted
-        self.lost = frozenset(self.doubted.keys() - slow)
+        slow = (self.suspects.keys() - self.lost) | (other.suspects.keys() - other.lost)
+        self.suspects |= other.suspects
+        self.lost = frozenset(self.suspects.keys() - slow)
         self.failed |= other.failed
         for peer, seconds in other.sending.items():
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds

@@ -131,10 +131,10 @@ class PartReceiver:
 
     def _give_up(self, member: int, reason: str) -> None:
         self._means.tempo.slow[member] = reason
-        self._doubt(member, reason)
+        self._suspect(member, reason)
 
-    def _doubt(self, member: int, reason: str) -> None:
-        self._means.faults.doubted.setdefault(member, reason)
+    def _suspect(self, member: int, reason: str) -> None:
+        self._means.faults.suspects.setdefault(member, reason)
         self._leave_out(member, reason)
 
     async def _agree(self, member: int, stream: Stream) -> SenderTerms:
@@ -159,7 +159,7 @@ class PartReceiver:
         except (InputRefused, ProtocolViolation) as error:
             self._refuse(member, str(error)[:MAX_WORDS])
         except TimeoutError:
-            self._doubt(member, "it fell silent")
+            self._suspect(member, "it fell silent")
         except LaggedError as error:
             self._give_up(member, str(error))
         except NetworkError as error:

@@ -109,15 +109,15 @@ class PartSender:
     @forgetful
     async def _exchange(self, reducer: int, got: list[Average]) -> None:
         """The whole exchange with one reducer."""
-        peer, averages, doubt = self._mates.peer(reducer), list[Average](), ""
+        peer, averages, cause = self._mates.peer(reducer), list[Average](), ""
         try:
             await self._talk_unless_gone(reducer, averages)
         except TimeoutError as error:
             forget(error)
-            doubt, failed = "it fell silent as a reducer", f"reducer {peer.short} fell silent"
+            cause, failed = "it fell silent as a reducer", f"reducer {peer.short} fell silent"
         except LaggedError as error:
             forget(error)
-            doubt, failed = f"as a reducer {error}", f"reducer {peer.short}: {error}"
+            cause, failed = f"as a reducer {error}", f"reducer {peer.short}: {error}"
         except NetworkError as error:
             forget(error)
             failed = f"reducer {peer.short} {_failure_of(error)}"
@@ -129,8 +129,8 @@ class PartSender:
                 self._parts_pace.note_end()
             return
         self._faults.failed[reducer] = failed
-        if doubt:
-            self._faults.doubted[reducer] = doubt
+        if cause:
+            self._faults.suspects[reducer] = cause
 
     @forgetful
     async def _talk_unless_gone(self, reducer: int, averages: list[Average]) -> None:

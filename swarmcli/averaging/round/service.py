@@ -101,7 +101,7 @@ class AllreduceService:
         self.endpoint.serve(self.method("inputs"), DrawnPart, self._inputs)
         self._served = [self.method(name) for name in (*streams, "outcome", "inputs")]
 
-    async def part(self) -> None:
+    async def shutdown(self) -> None:
         """Shows the others its last words, for a moment; then answers nobody any more."""
         await asyncio.wait([asyncio.ensure_future(self._showing.join())], timeout=AT_THE_END)
         self.close()

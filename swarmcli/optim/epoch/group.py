@@ -203,7 +203,7 @@ class PreformedGroup:
             return
         self._enough_since = min(self._enough_since, loop_time())
         waited = loop_time() - self._enough_since
-        self.averager.finder.admit_doubted(waited)
+        self.averager.finder.admit_suspects(waited)
         if lineage == position.lineage:
             reported = {
                 peer: samples for peer, samples in reported.items() if peer in {*queue, *self.averager.finder.company}

@@ -252,7 +252,7 @@ class TrainingState:
 
     def checkpoint(self) -> dict[str, Any]:
         """The optimizer's state_dict, and under "swarm" the scheduler, the position, a digest of the parameters, and
-        the extra tensors. Raises OptimizerError if the state is torn."""
+        all other tensors of the state. Raises OptimizerError if the state is torn."""
         self._check_whole()
         swarm = {
             **self._described(),

@@ -12,13 +12,13 @@ from swarmcli.averaging.audit.signed import chance_for, commitment, drawn
 
 
 def chance_to_be_found(share: float, auditors: int, honest: int, false_parts: float) -> float:
-    """That one of the honest auditors looks at one of so many false parts, in one round."""
+    """The chance that in one round an honest auditor looks at one of `false_parts` false parts."""
     seldom = (1.0 - chance_for(share, auditors)) ** (honest * false_parts)
     return 1.0 - seldom
 
 
 def rounds_until_found(found: float, certainty: float) -> int:
-    """After how many rounds a liar is found with this certainty, if each finds it with the chance `found`."""
+    """The rounds after which a liar is found with this certainty, if each finds it with the chance `found`."""
     if found >= 1.0:
         return 1
     return math.ceil(math.log(1.0 - certainty) / math.log(1.0 - found) - 1e-9)

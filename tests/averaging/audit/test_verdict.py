@@ -74,7 +74,7 @@ class Example:
         return redo(self.terms, self.inputs, dict(zip(self.senders, map(self.message, self.senders), strict=True)))
 
     def sent(self, average: torch.Tensor) -> torch.Tensor:
-        """As all members hold it after its codec."""
+        """The average as all members hold it: compressed and extracted."""
         down = self.codec.of_averages
         return down.extract(down.compress(average))
 
@@ -85,7 +85,7 @@ class Example:
         named: Sequence[int] | None = None,
         messages: dict[int, TensorMessage] | None = None,
     ) -> FalseAverage:
-        """Signed by the reducer, whatever the average is; None: the true one."""
+        """A proof that the reducer signed, whatever `average` is; None: the true average."""
         given = tuple(self.inputs if inputs is None else inputs)
         redone = self.redone
         content = NoCompression().compress(self.sent(redone.values) if average is None else average)
@@ -123,7 +123,7 @@ def test_a_false_average_is_a_proof_against_its_reducer(codec: CompressionBase) 
 
 @codecs
 def test_an_average_that_was_added_in_another_order_is_true(codec: CompressionBase) -> None:
-    """As another processor might: its last digits differ, so codecs round some numbers the other way."""
+    """Another processor might add so: the last digits differ, and codecs round some numbers the other way."""
     example = Example(codec=codec, count=16, numel=4000)
     values = [codec.extract(example.message(i)) if i != REDUCER else example.values[i] for i in example.senders]
     weights = [1.0 + sender for sender in example.senders]
@@ -152,7 +152,7 @@ def test_a_lie_within_the_tolerance_moves_no_element_by_more_than_some_millionth
 
 
 def test_between_true_and_accused_there_is_room_for_computers_that_differ() -> None:
-    """What an auditor accuses as false no other member finds true."""
+    """No other member finds true what an auditor accuses as false."""
     example = Example()
     redone = example.redone
     proofs = {off: example.proof(average=redone.values + off * redone.tolerance) for off in (0.9, 1.9, 2.9, 5.0)}
@@ -169,7 +169,7 @@ def test_an_input_that_its_sender_has_not_signed_is_a_proof_without_what_it_was(
 
 @pytest.mark.parametrize(("bound", "lies"), [(0.5, False), (1.0, False), (1.5, True), (0.0, True)])
 def test_bounds_may_take_some_of_a_weight_away_and_never_add_to_it(bound: float, lies: bool) -> None:
-    """Though the average does come of the weights that the reducer says."""
+    """The average follows from the weights that the reducer names: a lie is in the weights."""
     assert Example(bound=bound).proof().verify() is lies
 
 

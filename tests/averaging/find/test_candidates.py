@@ -61,7 +61,7 @@ def test_a_finished_search_does_not_come_back_from_stale_declarations() -> None:
 
 
 def test_keys_that_say_they_are_elsewhere_outweigh_nobody_who_was_in_the_round_before() -> None:
-    """Five of them had a run of four believe in each epoch that its round had begun without it."""
+    """Five such keys once made each peer of a run of four believe, in each epoch, that the round began without it."""
     keys, mates = [candidate(number, tag=b"later", began=9.0) for number in range(10, 15)], [peer_id(1), peer_id(2)]
     newcomer, member = knowing(only_one=True), knowing(only_one=True, queue=[peer_id(0), *mates])
     for known in (newcomer, member):

@@ -72,8 +72,8 @@ async def test_a_fifth_of_the_peers_leave_and_a_fifth_join_per_minute(count: int
 @pytest.mark.parametrize(("moment", "jump", "seed"), [(0.0, 600.0, 2), (0.06, 600.0, 0), (0.06, -600.0, 0)])
 @within(3600)
 async def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: float, moment: float) -> None:
-    """One that notices during its search that it has slept makes its connections anew: the others begin without it.
-    It is in the next group, though it takes all their declarations for expired."""
+    """A peer that notices during its search that it has slept opens its connections again: the others begin without it.
+    It is in the next group, though it takes all declarations of the others for expired."""
     loop = asyncio.get_running_loop()
     async with Searchers(seed) as swarm:
         peers = [await swarm.add() for _ in range(4)]
@@ -94,8 +94,8 @@ async def test_a_clock_that_jumps_by_ten_minutes_in_the_middle(seed: int, jump: 
 
 @within(3600)
 async def test_nobody_waits_for_one_that_came_last_and_was_killed_after_its_round() -> None:
-    """The others follow their leader when it declares itself: they read that only in their next search, when it is
-    dead, and must not take it for one that has come back."""
+    """The others follow their leader at the moment when it declares itself, and read the declaration only in their next
+    search. The leader is dead by then, and they must not take it for a peer that has come back."""
     async with Searchers(0) as swarm:
         *peers, last = [await swarm.add() for _ in range(5)]
         await asyncio.gather(*(peer.find() for peer in (*peers, last)))
@@ -112,8 +112,8 @@ async def test_nobody_waits_for_one_that_came_last_and_was_killed_after_its_roun
 
 
 async def impostors(swarm: Searchers, count: int) -> tuple[Searcher, list[Searcher], list[Join]]:
-    """A newcomer, and so many with other terms that claim to have been there since the beginning of time, with what
-    they say to it. They refuse whoever asks them; the first is on the board, so that it is asked."""
+    """A newcomer, `count` liars with other terms that claim to search since the beginning of time, and what each says
+    to the newcomer. They refuse whoever asks them; the first is on the board, so that it is asked."""
 
     async def refuse(peer: Any, message: Join) -> Answer:
         return Answer("terms", keys=("seed",), since=0.0)

@@ -56,7 +56,7 @@ async def preformed(swarm: Averagers) -> tuple[list[Peer], list[Any], Attacker, 
 
 
 async def finish(peers: list[Peer], controls: list[Any]) -> None:
-    """The group is as it was, and begins."""
+    """Asserts that the group is as it was, and begins."""
     await asyncio.sleep(5)
     for control in controls:
         control.report(40.0)
@@ -136,7 +136,8 @@ def tell(leader: Peer, follower: Peer, members: list[Member]) -> None:
 
 @within(3600)
 async def test_a_leader_cannot_keep_its_followers_from_each_other() -> None:
-    """It says with which searches they came; a search to come, so named, would make all before it out of date."""
+    """A leader tells its followers with which searches they came. This one names searches that are yet to come, which
+    would make all earlier ones out of date."""
     async with Averagers(1) as swarm:
         peers, controls, at_leader, _ = await preformed(swarm)
         leader = at_leader.victim

@@ -112,7 +112,7 @@ async def test_a_call_ends_with_its_answer_and_a_second_call_replaces_the_first(
 
 @within(60)
 async def test_silent_followers_are_given_up_by_looks_not_by_time() -> None:
-    """A leader that froze has heard nothing either."""
+    """A leader that was frozen has heard nothing either."""
     made, looks = lobby(followers=2), 0
     while not (lost := made.look(lambda peer: 3.0)):
         made.report(peer_id(1), 0.0)

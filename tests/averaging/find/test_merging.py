@@ -14,7 +14,7 @@ from tests.suites import soak
 
 
 async def find_apart(peers: list[Searcher], gap: float) -> list[int]:
-    """Each begins `gap` seconds after the one before. The sizes of their groups."""
+    """Each begins `gap` seconds after the one before; returns the sizes of their groups."""
 
     async def find(position: int, peer: Searcher) -> int:
         await asyncio.sleep(gap * position)
@@ -71,7 +71,7 @@ async def stall_now_and_then(swarm: Searchers) -> None:
 @pytest.mark.parametrize("seed", [0, *soak([1, 2, 3])])
 @within(3600)
 async def test_who_is_slow_is_not_taken_for_lost(seed: int) -> None:
-    """As on a busy machine, where a process gets no processor for a while."""
+    """The peers stall as on a busy machine, where a process gets no processor for a while."""
     async with Searchers(seed) as swarm:
         peers = [await swarm.add() for _ in range(4)]
         await asyncio.sleep(1)
@@ -87,7 +87,7 @@ async def test_who_is_slow_is_not_taken_for_lost(seed: int) -> None:
 
 @within(3600)
 async def test_one_that_holds_the_prefix_and_never_looks_costs_one_wait() -> None:
-    """Whoever leads: the others of that group have waited too."""
+    """This holds whoever leads: the other members of that group have waited too."""
     async with Searchers(0, min_matchmaking_time=3.0) as swarm:
         *peers, idle = [await swarm.add() for _ in range(5)]
         await asyncio.sleep(1)

@@ -43,8 +43,8 @@ def grid(peers: int, bits: int) -> list[str]:
 
 
 async def spread_mean(swarm: Searchers, peers: list[Searcher], rounds: int) -> list[tuple[float, float]]:
-    """Rounds in which all of these begin within 0.3 s. What is left of the variance after each, and what would be
-    expected of random groups."""
+    """Runs rounds in which all of these begin within 0.3 s. Returns what is left of the variance after each round, and
+    what random groups are expected to leave."""
     values, seen, left = Values(peer.peer_id for peer in peers), set(), []
     expected = 1.0
 
@@ -80,7 +80,7 @@ async def test_a_grid_of_searches_gives_everyone_the_mean(count: int, size: int,
 
 
 async def mix(seed: int, count: int, size: int, rounds: int) -> list[tuple[float, float]]:
-    """Rounds of so many peers in random groups of at most `size`; see spread_mean."""
+    """Runs rounds of `count` peers in random groups of at most `size`; see `spread_mean`."""
     async with Searchers(seed, target_group_size=size) as swarm:
         peers = [await swarm.add() for _ in range(count)]
         await asyncio.sleep(1)
@@ -112,7 +112,7 @@ async def test_a_crowd_waits_twice_at_most_for_peers_that_look_for_no_group_any_
 
 
 async def search_for(seconds: float, peers: list[Searcher]) -> None:
-    """These look for a group, are in a round for a second, and look again."""
+    """The peers look for a group, are in a round for a second, and look again."""
     searches = [asyncio.create_task(peer.keep_searching(lambda: 1.0)) for peer in peers]
     await asyncio.sleep(seconds)
     for search in searches:

@@ -53,7 +53,7 @@ def test_request_timeout_is_kept_below_min_matchmaking_time(caplog: pytest.LogCa
 @pytest.mark.parametrize("timeout", [1.0, 3.0])
 @within(3600)
 async def test_request_timeout_bounds_the_wait_for_a_silent_peer(timeout: float) -> None:
-    """Its connections stand, so it may only be slow."""
+    """The silent peer's connections stand, so it may only be slow."""
     async with Searchers(1, request_timeout=timeout) as swarm:
         peers = [await swarm.add() for _ in range(3)]
         silent = await swarm.add(listening=False)
@@ -106,8 +106,8 @@ def test_seats_are_checked(seats: int) -> None:
 
 @within(3600)
 async def test_a_group_forms_in_a_few_round_trips() -> None:
-    """Strangers declare and read (2 or 3), and settle for three times as long, asking each other meanwhile. Mates of
-    the last round do without settling: declare, read, ask, and half a trip until they hear that it begins."""
+    """Strangers declare and read (2 or 3 round trips), then settle for three times as long and ask each other then.
+    Mates of the last round do not settle: they declare, read and ask, and hear half a trip later that it begins."""
     trip = 0.2
 
     async with Searchers(0, latency=trip / 2) as swarm:

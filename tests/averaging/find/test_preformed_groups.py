@@ -20,7 +20,7 @@ def stand(peers: list[Peer], target: float = 100.0, *, done: float = 0.0, **requ
 
 
 async def begun(controls: list[StepControl], within: float = 10.0) -> float:
-    """When the round of all of them has begun."""
+    """Waits until the round of all of them has begun, and returns that time."""
     async with asyncio.timeout(within):
         await all_begun(controls)
     return now()
@@ -204,7 +204,7 @@ async def test_only_those_who_missed_it_do_not_begin_another(early: int, late: i
 
 @within(3600)
 async def test_those_who_have_gone_on_since_this_peer_last_asked_them_have_begun_without_it() -> None:
-    """Their next search is older than this peer's: it asked, they stepped, and then it began to look."""
+    """The others' next search is older than this peer's: it asked them, they stepped, and then it began its search."""
     async with Averagers(2) as swarm:
         first, late = await swarm.add(2), await swarm.add_one()
         controls = stand(first, 10.0, tag=b"one", only_one=True)

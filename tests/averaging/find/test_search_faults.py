@@ -47,7 +47,7 @@ COSTS = {"kill": 2.0, "freeze": 4.5}  # seconds
 @pytest.mark.parametrize("seed", [0, *soak([1, 2, 3])])
 @within(3600)
 async def test_the_survivors_of_a_leader_stay_together(how: str, at: float, seed: int) -> None:
-    """Those who have not begun with it come together in one group."""
+    """Those who did not begin with the leader come together in one group."""
     async with Searchers(seed, latency=0.02) as swarm:
         searches, [dead, *left] = await begin([await swarm.add() for _ in range(8)])
         await asyncio.sleep(at)
@@ -64,7 +64,7 @@ async def test_the_survivors_of_a_leader_stay_together(how: str, at: float, seed
 @pytest.mark.parametrize(("count", "seed"), [(5, 1), *soak([(2, 2), (3, 3), (8, 5)])])
 @within(3600)
 async def test_cyclic_knowledge(count: int, seed: int) -> None:
-    """Each finds the declaration of one other only, round in a circle: by asking and telling all of them meet."""
+    """Each finds the declaration of one other only, in a circle: they all meet, since they ask and tell each other."""
     async with Searchers(seed) as swarm:
         peers = [await swarm.add() for _ in range(count)]
         for peer, other in zip(peers, peers[1:] + peers[:1], strict=True):
@@ -87,7 +87,7 @@ def _see_only(peer: Searcher, other: Searcher) -> None:
 @pytest.mark.parametrize(("members", "least", "most"), [(2, 5.0, 7.5), (1, 19.0, 24.0)])
 @within(3600)
 async def test_a_leader_that_only_beats_holds_nobody(members: int, least: float, most: float) -> None:
-    """One that claims to have too few members yet is followed through a few tries, and not for ever."""
+    """A leader that claims to have too few members so far is followed for a few tries, and not for ever."""
     async with Searchers(0) as swarm:
         began = now()
         searches, [leader, follower] = await begin([await swarm.add() for _ in range(2)])
@@ -110,7 +110,7 @@ async def test_a_leader_that_only_beats_holds_nobody(members: int, least: float,
 async def test_a_search_that_is_cancelled_as_its_leader_is_lost_tells_nobody_of_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nobody waits for the call any more, and the loop would print its error."""
+    """Nobody awaits the call any more, so the event loop would print its error."""
     printed: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda loop, context: printed.append(context))
     async with Searchers(0) as swarm:

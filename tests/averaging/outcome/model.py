@@ -225,7 +225,7 @@ class Round:
     # What must hold
 
     def check(self) -> None:
-        """No two results, nor votes for two among strangers; nobody takes a list for dead that may have a result."""
+        """No two results, nor votes for two among strangers; nobody takes for dead a list that may have a result."""
         ends = [node.end for node in self.nodes.values() if node.end is not None]
         committed = {end.digest for end in ends if end.move is Action.COMMITTED}
         assert len(committed) <= 1, "two results"

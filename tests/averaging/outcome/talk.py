@@ -76,7 +76,7 @@ class Voter:
         self.endpoint.serve("outcome", RoundWord, answer)
 
     def lie(self, alter: Callable[[RoundWord], RoundWord]) -> None:
-        """It takes part by saying this alone, in the place of its own words, to whoever asks."""
+        """Whoever asks this voter gets its words as `alter` makes them; it takes part in no other way."""
         assert self.agreement is not None
         word = self.agreement.word
         self.agreement.word = lambda member, **how: alter(word(member, **how))  # type: ignore[method-assign]
@@ -102,8 +102,8 @@ class Voter:
 
 @asynccontextmanager
 async def voters_of(count: int, elsewhere: int = 0) -> AsyncIterator[tuple[MemoryNetwork, list[Voter]]]:
-    """So many strangers, each of a network of its own, connected with each other as after a round's parts. The last of
-    them are listed at addresses in other networks, where nobody answers."""
+    """`count` strangers, each in a network of its own, connected with each other as after a round's parts. The list
+    names the last `elsewhere` of them at addresses in other networks, where nobody answers."""
     network = MemoryNetwork(seed=count, latency=LATENCY)
     voters = [Voter(network, number) for number in range(count)]
     try:

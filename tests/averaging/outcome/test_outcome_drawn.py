@@ -24,7 +24,7 @@ def quick_signatures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def drawn(seed: int, kind: type[RoundOutcome] = RoundOutcome) -> Counter[Action]:
-    """One round; how it ended, of how many."""
+    """Runs one drawn round; counts how many of its members ended how."""
     random_ = random.Random(seed)
     size, trust = random_.choice([1, 2, 3, 4, 4, 5, 7]), random_.choice(["strangers", "members"])
     hostile = (size - 1) // 3 if trust == "strangers" and size >= certificate.LEAST_GUARDED else 0
@@ -66,7 +66,7 @@ class SmallQuorum(certificate.Quorum):
 
 
 class MajorityDecides(RoundOutcome):
-    """Takes half of the members for enough, though some lie."""
+    """A faulty rule: more than half of the members are enough, though some lie."""
 
     def __init__(self, group: Group, *args: Any, **kwargs: Any) -> None:
         super().__init__(group, *args, **kwargs)
@@ -74,14 +74,14 @@ class MajorityDecides(RoundOutcome):
 
 
 class VotesUnechoed(RoundOutcome):
-    """Votes among strangers as among members: then liars split the votes of the others."""
+    """A faulty rule: strangers vote as members do. Then liars split the votes of the others."""
 
     def can_vote(self, digest: bytes) -> bool:
         return not self.closed
 
 
 class FewGiveUps(RoundOutcome):
-    """Takes a list for dead a vote too early."""
+    """A faulty rule: a list is taken for dead one vote too early."""
 
     @property
     def dead(self) -> bool:
@@ -107,7 +107,7 @@ def test_all_that_hold_a_result_and_reach_each_other_commit(size: int, trust: ce
 
 @pytest.mark.parametrize(("size", "dead"), [(4, 1), (7, 2), (16, 5)])
 def test_as_many_may_die_as_may_lie(size: int, dead: int) -> None:
-    """Of those who are left one alone holds the result: the others fetch it."""
+    """Only one of those who are left holds the result: the others fetch it."""
     round_ = model.Round(size, random.Random(1), lost_parts=0, cuts=0)
     for index in range(size):
         round_.nodes[index].gone = index < dead

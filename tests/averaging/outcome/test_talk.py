@@ -55,8 +55,8 @@ def test_a_member_behind_a_slow_line_agrees_and_holds_nobody_up() -> None:
 async def _beside(
     alter: Callable[[RoundWord], RoundWord], honest: int, parts: Holder | None = None
 ) -> tuple[list[Voter], float]:
-    """So many of four that end their exchange beside one that lies, and the seconds until all of them have an end. The
-    others do not answer."""
+    """`honest` of four voters end their exchange beside one that lies; the rest do not answer. Returns the honest ones,
+    and the seconds until all of them have an end."""
     async with voters_of(4) as (network, voters):
         began, others, liar = loop_time(), voters[:honest], voters[3]
         for voter in voters[honest:3]:

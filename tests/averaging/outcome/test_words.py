@@ -16,7 +16,7 @@ RESULT = b"result".ljust(32)
 
 
 class Company:
-    """A list of so many strangers, of which the first is the one that is looked at."""
+    """A list of `count` strangers, and the outcome as the first of them knows it."""
 
     def __init__(self, count: int) -> None:
         self.keys = [Identity.from_seed(number) for number in range(count)]
@@ -68,7 +68,7 @@ def test_of_a_member_that_signs_without_end_two_words_are_kept_and_one_proof() -
 
 
 def test_liars_that_name_many_results_do_not_keep_an_honest_member_from_being_heard() -> None:
-    """Five of 16 sign all that is kept of them. What the others hear is within the bounds of a message."""
+    """Five of 16 sign all that is kept of them. What the others hear fits into one message."""
     company = Company(16)
     assert company.outcome.echo(RESULT)
     for liar in range(11, 16):

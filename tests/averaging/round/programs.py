@@ -77,7 +77,7 @@ def strike_in_step(
     after: float = 0.025,
     slow: MemoryNetwork | None = None,
 ) -> None:
-    """Calls `strike` so many seconds after the victim has begun a step of its first try, on a slow link if need be."""
+    """Calls `strike` `after` seconds after the victim begins a step of its first try; with `slow` its line is slow."""
     ran, struck = PartExchange.gather, []
 
     async def heard(self: PartExchange) -> None:

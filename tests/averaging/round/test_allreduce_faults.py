@@ -29,7 +29,7 @@ def disturbed(
     trust: Trust = "strangers",
     patience: float | None = None,
 ) -> tuple[Swarm, list[Outcome | None], float]:
-    """One round with one fault; the outcomes of the others, and the seconds from the fault until the last was known."""
+    """Runs one round with one fault. Returns the others' outcomes, and the seconds from the fault to the last one."""
 
     async def main() -> tuple[Swarm, list[Outcome | None], float]:
         options = AllreduceOptions(part_size_bytes=512, trust=trust, sender_timeout=patience)
@@ -76,7 +76,7 @@ def test_a_sender_that_dies_counts_by_the_share_that_arrived(what: str) -> None:
 
 @pytest.mark.parametrize(("what", "count"), [("kill", 2), ("freeze", 4)])
 def test_without_a_reducer_the_round_is_soon_given_up_and_nobody_applies_it(what: str, count: int) -> None:
-    """They all name it, and find another group without it."""
+    """The others all name the one at fault, and find another group without it."""
     swarm, outcomes, took = disturbed([Kind() for _ in range(count)], 0.3, what, [count - 1])
     for outcome in outcomes:
         assert isinstance(outcome, RoundFailed) and "was lost: " in str(outcome)
@@ -165,7 +165,7 @@ async def test_the_deadline_of_a_round() -> None:
 
 
 class Memory(bytearray):
-    """Memory of which one can see when it is let go."""
+    """Memory that tells a test when it is freed."""
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ class Keepers:
         await self.swarm.__aexit__(*exception)
 
     async def round(self, tag: bytes = TAG) -> RoundResult:
-        """One more round; all members but the last keep it."""
+        """Runs one more round; all members but the last keep it."""
         group = self.swarm.group()
         outcomes = await asyncio.gather(*(self.swarm.take_part(peer, group) for peer in self.swarm.peers))
         results = [each for each in outcomes if isinstance(each, RoundResult)]
@@ -93,7 +93,7 @@ async def test_the_last_two_rounds_are_kept_and_the_newest_of_a_tag_is_served(co
 
 @simulated
 async def test_a_donor_can_change_nothing_for_which_the_group_has_signed() -> None:
-    """One that lies is passed over; if both do, nothing is taken."""
+    """A donor that lies is passed over; if both lie, nothing is taken."""
     async with Keepers() as keepers:
         result = await keepers.round()
         events: list[Event] = []
@@ -146,7 +146,7 @@ async def test_records_that_cannot_be_read(metadata: object) -> None:
 async def test_large_rounds_go_when_another_one_needs_memory_or_after_half_a_minute(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Whoever downloads one by then still gets all of it."""
+    """A peer whose download has begun by then still gets all of it."""
     async with Keepers() as keepers:
         first = await keepers.round()
         monkeypatch.setattr(archive_module, "KEPT_BYTES", sum(each.nbytes for each in first.averages))

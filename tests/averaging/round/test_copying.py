@@ -105,7 +105,7 @@ async def test_whoever_takes_copies_slowly_holds_no_memory_beside_a_later_round(
         kept, ended = list[weakref.ref[Results]](), list[str]()
 
         async def take_slowly(request: CopyRequest, nbytes: int) -> None:
-            """It lacks all of them, and reads nothing."""
+            """The slow peer asks for all of them, and reads nothing."""
             method = holder.service.method("copy")
             try:
                 async with slow.endpoint.stream(holder.peer_id, method, request, timeout=5) as stream:
@@ -145,7 +145,7 @@ async def test_strangers_get_no_copies() -> None:
 
 
 async def _copy(asker: Peer, holder: Peer, request: CopyRequest, held: bytes) -> int:
-    """How many parts come."""
+    """Returns how many parts arrive."""
     came = 0
     async with asker.endpoint.stream(holder.peer_id, holder.service.method("copy"), request, timeout=5) as stream:
         await stream.receive(CopyTable, _anything)

@@ -36,7 +36,7 @@ from tests.simulation import simulated
 
 
 class Swarm(rounds.Swarm):
-    """Its scripts sign no inputs; `tests/adversary/test_audits.py` has those that do."""
+    """A swarm without audits: the scripts sign no inputs. `tests/adversary/test_audits.py` has those that do."""
 
     def __init__(self, kinds: Sequence[Kind], *, options: AllreduceOptions | None = None, **others: Any) -> None:
         super().__init__(kinds, options=replace(options or AllreduceOptions(part_size_bytes=1024), audit=0), **others)
@@ -76,7 +76,7 @@ def hostile_sender(swarm: Swarm, script: Script) -> Callable[[Peer, Group], Awai
 
 
 def with_a_part(make: Callable[[int], torch.Tensor], weight: float = 1.0, codec: str = "none") -> Script:
-    """It sends this in place of its first part, made for so many elements."""
+    """A script that sends what `make` returns, given the number of elements, in place of the sender's first part."""
 
     async def script(stream: Stream, plan: Plan) -> None:
         await stream.send(SenderTerms(plan.fingerprint, weight))

@@ -54,7 +54,7 @@ async def test_a_member_that_still_audits_when_the_result_is_committed_takes_the
 
     async def slowly(audits: Audits, *what: Any) -> TensorMessage:
         if audits._mates.me == 2:
-            await asyncio.sleep(25)  # its link is slow
+            await asyncio.sleep(25)  # its line is slow
         return await receive(audits, *what)
 
     monkeypatch.setattr(Audits, "_receive_input", slowly)

@@ -49,7 +49,7 @@ def _line(process: subprocess.Popen[str]) -> str:
 @pytest.mark.e2e
 @pytest.mark.parametrize(("codec", "rounds"), [("none", 1), *soak([("none", 3), ("float16", 3)])])
 def test_the_peak_of_a_round(codec: str, rounds: int) -> None:
-    """Of rounds in turn too: once, on a busy machine, the memory of one was not back when the next took its own."""
+    """Also of rounds in turn: once, on a busy machine, one round's memory was not free when the next took its own."""
     with peers("memory", codec, rounds) as processes:
         told = [json.loads(_line(process)) for process in processes]
     assert all(each["members"] == [PEERS] * rounds for each in told)

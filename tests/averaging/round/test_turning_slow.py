@@ -1,5 +1,5 @@
-"""Members behind unlike links: who is slow takes its own time; whose link or limit turns slow in mid-round, the others
-go on without before long."""
+"""Members with unlike lines: one that always was slow gets the time that it needs; the others soon go on without one
+whose line or limit turns slow during a round."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ AT_MOST = 8 * BOUND
 
 
 class Slow(Swarm):
-    """Members with links of one speed; their rounds one after the other, with the seconds that each took for each."""
+    """Members whose lines are equally fast. `timed` holds a round, and returns for each member the seconds until it
+    had an outcome, and the outcome."""
 
     def __init__(self, kinds: list[Kind], latency: float = 0.01, options: AllreduceOptions = OPTIONS) -> None:
         super().__init__(kinds, shapes=((SIZE // 4,),), options=options, latency=latency)
@@ -62,8 +63,8 @@ class Slow(Swarm):
 
 
 def check_others(swarm: Slow, ends: list[tuple[float, Outcome]], slow: int, at_most: float) -> None:
-    """They soon have the result, with all of their own tensors in it; or, where the slow one reduces, know that there
-    is none, and by whose fault."""
+    """The others soon have the result, with all of their own tensors in it. Where the slow one reduces, they may know
+    instead that there is no result, and by whose fault."""
     swarm.check([outcome for _, outcome in ends])
     culprit = swarm.peers[slow].peer_id
     for index, (seconds, outcome) in enumerate(ends):

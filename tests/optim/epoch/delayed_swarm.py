@@ -14,7 +14,7 @@ from tests.optim.optim_swarm import FEATURES, Swarm, Trainer, decay, loss_of, ma
 
 
 class DelayedTrainer(Trainer):
-    """Its optimizer is offloaded; it knows in the end which rows went into which epoch."""
+    """A trainer whose optimizer is offloaded; in the end it knows which rows went into which epoch."""
 
     def __init__(self, node: DHTNode, timing: Timing, **options: Any) -> None:
         super().__init__(node, mode=Mode(timing=timing), offload=True, **options)
@@ -24,11 +24,11 @@ class DelayedTrainer(Trainer):
 
     @property
     def host_weights(self) -> torch.Tensor:
-        """What the optimizer steps."""
+        """The parameters that the optimizer steps."""
         return self.core.replica.state.parameters[0].detach().clone()
 
     async def compute(self, rows: int | None = None) -> None:
-        """One batch and its step; takes `pace` seconds and what the step waits."""
+        """Computes one batch and steps; takes `pace` seconds and the time that the step waits."""
         batch = torch.randn(rows or self.batch_size, FEATURES, dtype=torch.float64, generator=self.data)
         self.weights.grad = None
         loss_of(self.weights, batch).backward()

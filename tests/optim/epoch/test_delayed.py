@@ -46,7 +46,7 @@ async def test_it_equals_one_process_that_is_one_round_late(timing: Timing, size
 
 @simulated
 async def test_a_delayed_round_costs_the_trainer_no_waiting() -> None:
-    """Half a second each way: a round takes several, and its steps still wait for nothing."""
+    """A round trip takes half a second, a round takes several, and the trainer's steps still wait for nothing."""
     async with DelayedSwarm(seed=2, latency=0.25) as swarm:
         for _ in range(2):
             await swarm.delayed(Timing.DELAYED_AVERAGING, seed=3, batch_size=1, pace=0.5)

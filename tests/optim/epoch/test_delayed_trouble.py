@@ -69,8 +69,8 @@ async def test_an_error_of_the_background_reaches_the_next_step(timing: Timing) 
 
 @within(300)
 async def test_who_stops_waiting_for_a_round_may_go_on_later() -> None:
-    """As after a KeyboardInterrupt: the end of the epoch goes on by itself. What is computed beside it, nobody knows
-    with which parameters, is told as lost."""
+    """The wait is interrupted as by a KeyboardInterrupt: the end of the epoch goes on by itself. Nobody knows with
+    which parameters the trainer computes meanwhile, so these samples are told as lost."""
     async with DelayedSwarm(seed=8, latency=0.25) as swarm:
         trainers = [await swarm.delayed(Timing.DELAYED_STEP, seed=1, batch_size=TARGET // 2) for _ in range(2)]
         said = record(trainers[0].node, Noticed)
@@ -136,8 +136,8 @@ async def test_a_checkpoint_waits_for_what_is_under_way_and_continues_bit_for_bi
 
 @within(100)
 async def test_a_batch_under_which_the_model_changed_is_dropped() -> None:
-    """Its step was interrupted while it waited for the end of an epoch, in which the model gets the parameters of the
-    last one."""
+    """The batch's step was interrupted while it waited for the end of an epoch, during which the model gets the
+    parameters of the last epoch."""
     async with DelayedSwarm() as swarm:
         trainer = await swarm.delayed(Timing.DELAYED_STEP, batch_size=TARGET)
         await trainer.train(2)

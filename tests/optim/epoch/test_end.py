@@ -244,7 +244,7 @@ def test_a_round_without_this_peer_is_said_aloud(timing: Timing) -> None:
 
 
 class Unanswered(Story):
-    """Others train on this lineage, but no round begins."""
+    """A story in which others train on this lineage, but no round begins."""
 
     def __init__(self, **options: bool) -> None:
         super().__init__(Timing.AT_ONCE, [], 24, **options)

@@ -115,7 +115,7 @@ async def test_once_closed_nothing_can_be_contributed() -> None:
 
 @simulated
 async def test_a_peer_that_has_left_the_run_looks_for_no_group() -> None:
-    """A step that is under way meanwhile asks for the next one, of an averager that has ended."""
+    """A step that is under way meanwhile asks for the next group, from an averager that has shut down."""
     async with Swarm() as swarm, Member(await swarm.node(), 1.0) as one:
         faults = record(one.averager.node, Noticed)
         one.group.open(HERE)
@@ -143,7 +143,7 @@ async def test_work_goes_on_unless_the_round_begins() -> None:
 
 
 @within(600)
-async def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning() -> None:
+async def test_suspicions_of_everyone_who_has_samples_do_not_keep_the_round_from_beginning() -> None:
     """A follower and its company, who have none, would wait for each other for good, and so would those who have."""
     async with Swarm() as swarm:
         made = [Member(await swarm.node(), value, TARGET) for value in (0.0, 0.0, 1.0, 4.0)]
@@ -151,13 +151,13 @@ async def test_doubts_of_everyone_who_has_samples_do_not_keep_the_round_from_beg
             samples = [0, 0, TARGET / 2, TARGET / 2]
             assert await _average(made, samples, HERE) == {2.5}
             known = {each: each.averager.node.peer_id for each in made}
-            for doubting, doubted in ((follower, one), (follower, other), (one, other), (other, one)):
-                doubting.averager.trust.suspect(known[doubted], "it was too slow")
+            for wary, suspect in ((follower, one), (follower, other), (one, other), (other, one)):
+                wary.averager.trust.suspect(known[suspect], "it was too slow")
             assert len(await _average(made, samples, LineagePosition(1, 0, bytes([8]) * 32))) == 1
 
 
 async def _average(members: list[Member], samples: list[float], position: LineagePosition) -> set[float]:
-    """What they hold after the round of this position, which all commit within seconds."""
+    """Runs the round of this position, which all commit within seconds; returns what they hold after it."""
     for member, own in zip(members, samples, strict=True):
         await member.group.close()
         member.group.open(position)

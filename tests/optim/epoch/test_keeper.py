@@ -17,7 +17,7 @@ from tests.suites import soak
 
 
 class Watch:
-    """What happened at one peer for the sake of drift."""
+    """Records what one peer did because of drift."""
 
     def __init__(self, trainer: Trainer) -> None:
         self.drifts = record(trainer.node, DriftMeasured)
@@ -30,7 +30,7 @@ class Watch:
 
 
 async def watched(swarm: Swarm, count: int) -> tuple[list[Trainer], list[Watch]]:
-    """Peers in step, two epochs on; each of some seconds, in which reports are read. The first has the smallest id."""
+    """Peers in step after two epochs of some seconds, in which reports are read. The first has the smallest id."""
     trainers = [await swarm.trainer(seed=1, pace=1.5) for _ in range(count)]
     trainers.sort(key=lambda trainer: trainer.node.peer_id)
     await together(*(trainer.train(2) for trainer in trainers))

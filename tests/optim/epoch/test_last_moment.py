@@ -13,7 +13,7 @@ from tests.suites import soak
 
 
 def moment(left: float, *, rate: float = 5.0) -> LastMoment:
-    """Of a peer with this rate, in an epoch whose rest the others do in `left` seconds."""
+    """The last moment of a peer with this rate, in an epoch whose rest the others do in `left` seconds."""
     tracker = SimpleNamespace(
         performance_ema=SimpleNamespace(samples_per_second=rate),
         seconds_to_round=left,
@@ -50,7 +50,7 @@ def test_reports_that_misled_it_are_believed_more_and_more_seldom() -> None:
 async def test_trainers_in_step_compute_no_batch_that_the_epoch_does_not_need(
     peers: int, batches: int, pace: float
 ) -> None:
-    """Where epochs take less time than lies between two reports, too."""
+    """This also holds where an epoch takes less time than passes between two reports."""
     async with Swarm(latency=0.002) as swarm:
         target = 4 * peers * batches
         trainers = [await swarm.trainer(seed=1, pace=pace, target=target) for _ in range(peers)]

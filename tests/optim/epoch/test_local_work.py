@@ -38,7 +38,7 @@ def local(delay: bool = False, every: int | None = None, statistics: tuple[str, 
 def in_one_process(
     epochs: list[list[list[torch.Tensor]]], make: Any, names: tuple[str, ...], every: int = 1
 ) -> torch.Tensor:
-    """Where all peers are after epochs in which each has made a step with each of its batches."""
+    """The parameters of all peers after epochs in which each peer made a step with each of its batches."""
     peers = [(weights := make_model(1), made := make([weights]), decay(made)) for _ in epochs[0]]
     for number, batches in enumerate(epochs, 1):
         for (weights, optimizer, _), its in zip(peers, batches, strict=True):

@@ -29,13 +29,13 @@ async def grouped(swarm: Swarm, count: int) -> list[Trainer]:
 
 
 async def limited(swarm: Swarm, size: int | None) -> Trainer:
-    """A trainer of a run in which groups hold at most so many; an epoch takes it half a second."""
+    """A trainer of a run in which a group holds at most `size` (None: any number); an epoch takes it half a second."""
     averaging = None if size is None else {"target_group_size": size}
     return await swarm.trainer(seed=1, mode=Mode(target_group_size=size), averaging=averaging)
 
 
 async def timed(trainer: Trainer, until: float) -> float:
-    """Trains up to this moment; the seconds that the longest step took, without computing."""
+    """Trains until this time; returns the seconds that the longest step took, without computing."""
     loop, longest, began = asyncio.get_running_loop(), 0.0, 0.0
     with suppress(TimeoutError):
         async with asyncio.timeout_at(until):  # by the end the others step no more
@@ -47,7 +47,7 @@ async def timed(trainer: Trainer, until: float) -> float:
 
 
 def distance(trainer: Trainer) -> float:
-    """To the truth, which is a vector of ones."""
+    """The distance to the truth, a vector of ones."""
     return (trainer.weights.detach() - 1).norm().item()
 
 
@@ -145,7 +145,7 @@ class Reports:
 
 
 def crowded(reports: Reports, count: Callable[[], int] = lambda: 3) -> EpochRule:
-    """The rule of a peer that counts so many peers, where two fit into a group."""
+    """The rule of a peer that counts `count()` peers, where two fit into a group."""
     return EpochRule(reports, 2, lambda: range(count() - 1), patience=5.0)  # type: ignore[arg-type]
 
 

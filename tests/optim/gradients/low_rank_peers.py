@@ -87,7 +87,7 @@ def round_of(members: Sequence[Gradients], seed: bytes = b"group", left_out: Ite
 
 
 def broken_off(gradients: Gradients, phases: int) -> None:
-    """A try that ends after so many phases."""
+    """A try that ends after `phases` phases."""
     run = gradients.method.program.run(b"failed")
     tensors, _ = advance(run, None)
     for _ in range(phases):
@@ -103,7 +103,7 @@ async def join(swarm: Averagers, gradients: Gradients, **options: Any) -> Peer:
 
 
 async def conclude(peer: Peer, gradients: Gradients, result: RoundResult) -> None:
-    """As whoever runs the round does when it has committed."""
+    """Ends the method's round, as its caller does after the commit."""
     async with peer.core.tensors():
         gradients.finish(result.total_weight, peer.peer_id in result.contributors)
 

@@ -52,7 +52,7 @@ def test_a_basis_is_orthonormal_and_spans_the_columns(rows: int, data: st.DataOb
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_columns_without_direction_are_drawn_alike_by_everyone(dtype: torch.dtype) -> None:
-    """Zero, equal to another one, and equal up to rounding; beside two good ones, whose span stays."""
+    """One column is zero, one equals another, one does up to rounding; the span of the two good ones stays."""
     good = random(30, 2, dtype=dtype)
     near = good[:, :1] * (1 + torch.finfo(dtype).eps)
     matrix = torch.cat([good, torch.zeros(30, 1, dtype=dtype), good[:, :1], near], dim=1)

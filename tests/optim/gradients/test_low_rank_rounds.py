@@ -63,7 +63,7 @@ def assert_alike(peers: list[tuple[Peer, Gradients]]) -> None:
 def test_one_killed_in_the_middle_counts_as_if_it_had_brought_nothing(
     mode: LowRank, step: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the survivors step with is what they would have without it, and so are their residuals."""
+    """The survivors step with what they would have without the killed one, and keep the residuals of that case."""
 
     async def main(after: float) -> bool:
         async with Averagers(2) as swarm:
@@ -105,7 +105,7 @@ def check_conserved(peers: list[Gradients], drawn: list[list[torch.Tensor]]) -> 
 
 @both
 def test_bytes_on_the_wire_are_those_of_the_formula(mode: LowRank, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of n members each sends what others reduce, and its averages to n − 1: 2 (n − 1) times the vector, in all."""
+    """Each of n members sends what others reduce, and its averages to n − 1: 2 (n − 1) times the vector in all."""
     shapes = [(300, 200), (64, 16, 3, 3), (500,)]
     rank = 2
     numbers = rank * (300 + 200) + rank * (64 + 144) + 500

@@ -26,7 +26,7 @@ def orthogonal(size: int, noise: float = 0.0, seed: int = 0) -> torch.Tensor:
 
 
 def errors(gradient: torch.Tensor, rounds: int, members: int = 1) -> list[float]:
-    """Relative, after each round with a mean gradient that stays the same."""
+    """The relative error after each round, with a mean gradient that stays the same."""
     peers = [Gradients(ALWAYS, [tuple(gradient.shape)], gradient.dtype) for _ in range(members)]
     spread = [(-1.0) ** index * gradient_of(99, gradient.shape, gradient.dtype) for index in range(members)]
     found = []

@@ -53,7 +53,7 @@ async def written(peers: list[DHTNode], size: int) -> list[Board[Report]]:
 
 @within(600)
 async def test_a_peer_reads_no_more_than_its_rate_allows_and_in_the_end_all() -> None:
-    """It began when others had much to say; it then goes on where it was."""
+    """The reader begins when others have written much; each refresh goes on where the last one stopped."""
     async with nodes(8, clients=1) as peers:
         await written(peers[:-1], 6000)
         reader, traffic = Board(peers[-1], "board", Report, 60.0), peers[-1].endpoint.statistics

@@ -27,7 +27,7 @@ async def boast(liar) -> None:
 
 @within(2000)
 async def test_one_that_has_made_no_round_trains_no_second_run_while_the_state_comes_slowly() -> None:
-    """It was there at the beginning, others have gone on, and a donor's state is gone before all of it has come."""
+    """The late trainer was there first, others went on, and a donor's state is gone before all of it has arrived."""
     async with Swarm() as swarm:
         late = await swarm.trainer(seed=3)
         assert not await late.core.join()

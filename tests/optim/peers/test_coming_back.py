@@ -13,7 +13,7 @@ from tests.simulation import now, simulated, within
 from tests.suites import soak
 
 BATCHES = 3  # of each trainer, in an epoch of all
-CASES = list(itertools.product(["frozen", "killed", "cut"], [0.3, 6.0], [1, 2]))  # absence, seconds of an epoch, away
+CASES = list(itertools.product(["frozen", "killed", "cut"], [0.3, 6.0], [1, 2]))  # absence, epoch (s), how many
 FIRST = [("frozen", 0.3, 2)]
 
 

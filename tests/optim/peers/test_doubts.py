@@ -17,8 +17,8 @@ from tests.optim.optim_swarm import Swarm, digests, together
 
 
 async def run_with(claim: str) -> float:
-    """Seconds for two epochs of two trainers beside a peer that reports a lineage far ahead. Asked for it, it
-    `claim`s: nothing, with an answer that never comes or an error; less; the same; or more than there can be."""
+    """Returns the seconds of two epochs of two trainers beside a peer that reports a lineage far ahead. Asked for its
+    position, the peer says nothing ("silence"), gives an error, or claims less, the same, or too much."""
     async with Swarm() as swarm:
         liar = await swarm.node()
         trainers = [await swarm.trainer() for _ in range(2)]

@@ -13,7 +13,7 @@ from tests.suites import soak
 
 
 async def in_step(*trainers: Trainer) -> None:
-    """All at one epoch, and known to each other."""
+    """Brings the trainers to one epoch, and waits until they know each other."""
     await together(*(trainer.train(2) for trainer in trainers))
     await asyncio.sleep(10)
 

@@ -87,7 +87,7 @@ async def test_a_newcomer_that_gets_no_state_says_whom_it_asked() -> None:
 @pytest.mark.parametrize("weight", [10**18])
 @simulated
 async def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobody(weight) -> None:
-    """Its gradients rule the average, which nobody can help; the others' reports and counts stay readable."""
+    """The liar's gradients rule the average, which nobody can help; the others' reports and counts stay readable."""
     async with Swarm() as swarm:
         honest, liar = [await swarm.trainer() for _ in range(2)]
         freeze = liar.core.work.freeze
@@ -103,7 +103,7 @@ async def test_a_member_that_claims_more_samples_than_can_be_counted_breaks_nobo
 
 @simulated
 async def test_a_trainer_that_has_enough_by_itself_waits_for_those_who_start_with_it() -> None:
-    """Their first parameters are unlike, so all but one have a state to load, while that one computes."""
+    """The trainers' first parameters are unlike, so all but one have a state to load while that one computes."""
     async with optim_swarm.Swarm(latency=0.1) as swarm:
         quick = await swarm.trainer(seed=1, batch_size=optim_swarm.TARGET, pace=0.05)
         others = [await swarm.trainer(seed=seed, pace=0.05) for seed in (2, 3)]

@@ -20,7 +20,7 @@ async def helped(swarm: Swarm):
 
 
 def training(*trainers: Trainer):
-    """They train beside the test."""
+    """Lets the trainers train beside the test."""
     return meanwhile(*(trainer.train(10**6) for trainer in trainers))
 
 

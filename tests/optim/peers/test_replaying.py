@@ -1,4 +1,4 @@
-"""Missing a round costs a replay: late peers and newcomers with slow links end in step, and nobody waits for them."""
+"""A missed round costs a replay: late peers and newcomers with slow lines get in step, and nobody waits for them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BULK = 2_000_000  # bytes that a newcomer needs besides parameters and statistic
 
 
 async def miss(swarm: Swarm, trainers: list[Trainer], rounds: int) -> Trainer:
-    """The first of them misses so many rounds; the others are done with them."""
+    """The first of `trainers` misses `rounds` rounds, which the others have completed when this returns."""
     late, others = trainers[0], trainers[1:]
     await together(*(trainer.train(3) for trainer in trainers))
     swarm.network.freeze(late.node.peer_id)
@@ -53,7 +53,7 @@ async def test_a_peer_that_missed_one_or_two_rounds_replays_them(
             looking.join()
             await asyncio.sleep(0.001)
         assert joining.result()
-        assert any("downloading a round that was missed" in text for text in told), "over slow links that takes long"
+        assert any("downloading a round that was missed" in text for text in told), "over slow lines that takes long"
         assert late.core.position == trainers[1].core.position
         assert len(digests(trainers)) == 1
         assert [(event.epoch, event.rounds) for event in replays] == [(3 + rounds, rounds)]
@@ -105,7 +105,7 @@ async def test_a_download_longer_than_several_epochs_ends_in_step_and_stalls_nob
         assert max(epoch.seconds for epoch in veterans[0].epochs[1:]) < 1.3 * usual
         (download,) = downloads
         assert sum(event.rounds for event in replays) >= 3
-        # Four epochs of download and a little, since rounds use the links too; and two until it is in a group.
+        # Four epochs of download and a little, since rounds use the lines too; and two until it is in a group.
         assert download.seconds < 4.7 * usual
         assert min(newcomer.used) <= download.epoch + 10 and max(newcomer.used) == 10, "it contributes"
         assert len(digests([*veterans, newcomer])) == 1

@@ -27,7 +27,7 @@ def says(epoch: int, branch: int = 0, *, settled: bool = True, after: int | None
 
 
 def mates(*rounds: int) -> Mates:
-    """Of rounds with so many others each."""
+    """The mates of rounds with so many others each."""
     made = Mates()
     for count in rounds:
         made.note(PEERS[:count])

@@ -112,7 +112,7 @@ async def put(node: DHTNode, value: dict[str, Any], *, seconds: float = 60.0) ->
 
 
 async def after_looking(tracker: ProgressTrackerCore) -> int:
-    """How many were counted, once the reports have been read and nothing came of them."""
+    """Waits until the reports are read, and asserts that nothing came of them. Returns how many were dropped."""
     await asyncio.sleep(12)
     assert tracker.global_epoch == 0
     assert tracker.global_progress.samples_accumulated == 0

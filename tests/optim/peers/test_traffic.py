@@ -20,7 +20,7 @@ STEP = 0.25  # seconds between two local steps of a peer
 
 @dataclass(frozen=True)
 class Cost:
-    """Of one peer in one epoch, both directions together, over what the network needs by itself."""
+    """What one peer sends and receives in one epoch, beyond what the network needs by itself."""
 
     messages: float  # calls and their answers
     bytes: float

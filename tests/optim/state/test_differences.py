@@ -32,7 +32,7 @@ class Peer:
         self.steps += 1
 
     def freeze(self) -> tuple[int, set[int]]:
-        """The samples that are handed in, and the steps."""
+        """Freezes the difference; returns its samples, and which steps are in it."""
         samples = self.differences.freeze().samples
         steps = (self.differences.means[0] * samples / self.batch).round()
         assert set(steps.tolist()) <= {0.0, 1.0}, "each step once"

@@ -39,7 +39,8 @@ def sketch(*values: float) -> np.ndarray:
 
 
 def compared(*offsets: float, scale: float = 1.0, silent: int = 0) -> Comparison:
-    """Of members whose states are so far from the first one's, along one direction, relative to its length."""
+    """Compares members whose states lie `offsets` away from the first one's, all in one direction, as fractions of its
+    length (`scale`); `silent` more members send no sketch."""
     differences = {
         peer(number): sketch(scale * offset, *[0.0] * (BUCKETS - 1)) for number, offset in enumerate(offsets)
     }

@@ -19,7 +19,7 @@ CHANGE = 1e-4  # of each parameter per step, an eighth of what float16 tells apa
 
 
 async def learn(peer: Trainer, until: int) -> int:
-    """Steps of one relative size up to an epoch; how many there were."""
+    """Makes steps of one relative size up to this epoch; returns how many."""
     steps = 0
     while peer.epoch < until:
         await asyncio.sleep(peer.pace)
@@ -39,7 +39,7 @@ def careful(params) -> torch.optim.Optimizer:
 
 
 def moved(peer: Trainer, steps: float) -> float:
-    """Which part of so many steps is in the parameters."""
+    """The fraction of these steps that is in the parameters."""
     start = make_model(1).detach()
     return float((start - peer.weights.detach()).norm() / (CHANGE * steps * start.norm()))
 
@@ -79,7 +79,7 @@ async def test_states_beside_gradients_get_the_differences_from_their_last_avera
         rounds = record(peers[0].node, RoundFinished)
 
         async def sent(until: int) -> list[int]:
-            """Bytes in each round of states up to this epoch."""
+            """Trains up to this epoch; returns the bytes that the first peer sent in each round of states."""
             await together(*(peer.train(until) for peer in peers))
             assert len(digests(peers)) == 1
             told = [event.bytes_sent for event in rounds if event.purpose == "run_state"]

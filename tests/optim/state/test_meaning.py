@@ -41,7 +41,7 @@ class OldLambdaLR(torch.optim.lr_scheduler.LambdaLR):
 
 
 class OldSequentialLR(torch.optim.lr_scheduler.SequentialLR):
-    """Its parts note one step more than those of 2.13, and do not note whether they are new."""
+    """As older PyTorch saves it: its parts note one step more than those of 2.13, and not whether they are new."""
 
     def state_dict(self) -> dict[str, Any]:
         state = super().state_dict()
@@ -171,7 +171,7 @@ def rates(state: TrainingState, more: int) -> list[float]:
 
 @pytest.mark.parametrize("make", [linear, warmed])
 def test_who_resumes_with_a_longer_schedule_gets_it_and_is_told(make: Any, caplog: pytest.LogCaptureFixture) -> None:
-    """At the end of the checkpoint's own the rate is 0, from which no recursion comes back."""
+    """At the end of the checkpoint's own schedule the rate is 0, which no recursive formula leaves again."""
     saved = state_with(make(4), 4).checkpoint()
     longer = state_with(make(8), 0)
     longer.read_checkpoint(saved)()

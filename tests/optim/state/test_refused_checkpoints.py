@@ -17,7 +17,7 @@ from tests.optim.state.test_training_state import advance
 
 
 def replica(seed: int, *, offloaded: bool) -> tuple[Replica, list[torch.Tensor]]:
-    """And the model's parameters."""
+    """A replica, and its model's parameters."""
     generator = torch.Generator().manual_seed(seed)
     model = [
         torch.randn(4, 3, generator=generator).requires_grad_(),

@@ -1,4 +1,4 @@
-"""The distance that sketches tell is the true one, within what 64 buckets allow, whatever the difference looks like."""
+"""Two sketches give the true distance, as closely as 16 buckets allow, whatever the difference looks like."""
 
 import math
 

@@ -40,7 +40,7 @@ def advance(state: TrainingState, steps: int, seed: int) -> None:
 
 
 def travelled(captured: CapturedState) -> CapturedState:
-    """What arrives after metadata went through msgpack."""
+    """The captured state as it arrives elsewhere: its metadata went through msgpack."""
     return CapturedState(msgspec.msgpack.decode(msgspec.msgpack.encode(captured.metadata)), captured.clone().tensors)
 
 
