@@ -207,7 +207,7 @@ def _measure_requests(url: str) -> None:
 
 
 def _measure_paint(url: str) -> None:
-    """In a browser, where there is one."""
+    """Measures the first paint in a browser, if there is one."""
     try:
         from playwright.sync_api import sync_playwright
 

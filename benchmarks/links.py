@@ -87,7 +87,7 @@ class Swarm:
             pipe.send(message)
 
     def kill(self, index: int | None = None) -> None:
-        """One peer, or all of them."""
+        """Kills one peer, or all of them."""
         for process in self._processes if index is None else [self._processes[index]]:
             process.kill()
             process.join()

@@ -82,7 +82,7 @@ class Peer:
             print(json.dumps(answer), flush=True)
 
     def place(self) -> dict[str, Any]:
-        """Who this is and where it can be reached, once it can be."""
+        """Returns who this is and where it can be reached, once it can be."""
         endpoint = self._dht.endpoint
         waited = wait(lambda: bool(endpoint.addresses), SETTLE_SECONDS)
         return {
@@ -123,7 +123,7 @@ class Peer:
 
 
 def wait(condition: Callable[[], bool], seconds: float) -> float:
-    """Until it holds, or so many seconds have passed; returns how many it were."""
+    """Waits until the condition holds, or so many seconds have passed; returns how many seconds it waited."""
     began = time.monotonic()
     while not condition() and time.monotonic() < began + seconds:
         time.sleep(0.02)

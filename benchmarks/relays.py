@@ -56,7 +56,7 @@ class Number(msgspec.Struct, frozen=True):
 
 
 class Figures(msgspec.Struct, frozen=True):
-    """Of the relay's process, at one moment."""
+    """Figures of the relay's process at one moment."""
 
     memory: float  # MiB
     processor: float  # seconds so far

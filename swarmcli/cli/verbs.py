@@ -76,7 +76,7 @@ WIDEST = 120  # columns
 
 
 def help_text() -> str:
-    """As wide as the terminal; headings are bold on one that can show it."""
+    """Returns the help, as wide as the terminal; headings are bold on a terminal that can show it."""
     width = min(WIDEST, shutil.get_terminal_size().columns)
     bold = sys.stdout.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
     lines = ["Usage: swarm VERB [OPTIONS]", "", "Train one neural network together on computers that strangers lend."]

@@ -15,7 +15,8 @@ from swarmcli.peer.home import CONTACTS, Home, addresses_in, remembered
 
 
 class Acquaintances:
-    """One peer's: what its home remembers, and which peers run on this computer. Any thread may call it."""
+    """The peers that one peer knows: those that its home remembers, and those that run on this computer. Any thread may
+    call it."""
 
     def __init__(self, home: Home, contacts: Sequence[str], of_run: Callable[[], Collection[PeerID]]) -> None:
         """`of_run`: the peers that take part in the run."""

@@ -44,8 +44,8 @@ class PendingWork:
 
 
 class Activity:
-    """One peer's. Any thread may call it; listeners and events are told in the thread that made the change, with no
-    lock held.
+    """Whether one peer computes, pauses or leaves, and why. Any thread may call it; listeners and events are told in
+    the thread that made the change, with no lock held.
 
     A reason whose time is over ends when somebody looks: the loop that pauses does so about once a second.
     """

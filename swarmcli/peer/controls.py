@@ -1,4 +1,4 @@
-"""By these its user changes a running peer, by command or page: see `coordinator_web.control.Controls`."""
+"""How a user changes a running peer, by command or page: see `coordinator_web.control.Controls`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from swarmcli.recipe.limit_store import LimitStore
 
 
 class PeerControls:
-    """One peer's. Any thread may call it."""
+    """The controls of one peer. Any thread may call them."""
 
     def __init__(
         self,

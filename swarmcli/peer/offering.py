@@ -240,7 +240,9 @@ async def fetch_files(endpoint: Endpoint, link: Link, wanted: Mapping[str, str],
 
 
 async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> bytes:
-    """Each answer must have as many bytes as it can, so a peer cannot stretch a file over more answers than needed."""
+    """Fetches a file in pieces from the link's peer. Each answer must have as many bytes as it can, so a peer cannot
+    stretch a file over more answers than needed. Raises SwarmError if an answer has not, or if the file has more than
+    `most` bytes."""
     data, size = bytearray(), -1
     while len(data) != size:
         question = FileWanted(link.run_id, name, len(data))
@@ -254,8 +256,8 @@ async def _fetch_file(endpoint: Endpoint, link: Link, name: str, most: int) -> b
 
 @asynccontextmanager
 async def _in_turn(turn: asyncio.Lock, patience: float) -> AsyncIterator[None]:
-    """One caller after the other, but none waits longer than `patience` seconds: the one before may be slow on
-    purpose."""
+    """Lets one caller after the other enter the block, but none waits longer than `patience` seconds: the one before
+    may be slow on purpose."""
     mine = False
     with suppress(TimeoutError):
         async with asyncio.timeout(patience):

@@ -73,7 +73,7 @@ def leading_options(
 
 
 def following(recipe: Recipe, site: Site, model: nn.Module, stop: threading.Event) -> SiteMember:
-    """For the other ranks."""
+    """Makes what the other ranks of a site run, which do what rank 0 commands."""
     handlers: Handlers = {}
     if recipe.local.site.zero:
         kind, defaults = optimizer_kind(recipe)

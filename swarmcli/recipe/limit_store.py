@@ -56,11 +56,11 @@ class LimitStore:
 
     @property
     def sources(self) -> Mapping[str, str]:
-        """For each key that somebody has set: where the limit that holds was set, a file or in words."""
+        """By key that somebody has set, where the limit in force was set: a file, or words."""
         return self._sources
 
     def shown(self) -> dict[str, dict[str, Any]]:
-        """For people and JSON: for every key its `value` in base units, its `text`, and where it comes `from`."""
+        """Returns for people and JSON every key's `value` in base units, its `text`, and where it comes `from`."""
         limits, sources = self._limits, self._sources
         return {
             key: {"value": value, "text": as_text(key, value), "from": sources.get(key, "")}

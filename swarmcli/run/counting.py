@@ -57,7 +57,8 @@ class RunView:
 
 
 class ContributionReader:
-    """For a peer that keeps no count. Made and closed on the event loop."""
+    """Reads the contributions that other peers count, for a peer that keeps no count. Made and closed on the event
+    loop."""
 
     def __init__(self, around: RunView) -> None:
         self._around = around

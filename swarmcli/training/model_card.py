@@ -128,7 +128,7 @@ def _loading(recipe: Recipe) -> str:
 
 
 def _front_matter(recipe: Recipe, measured: Evaluated | None) -> dict[str, Any]:
-    """As the Hub reads it. Every value that a recipe can choose is quoted by YAML."""
+    """Returns a card's metadata as the Hub reads them. YAML quotes every value that a recipe can choose."""
     # Imported here: a process that writes no card need not wait for it.
     from huggingface_hub import EvalResult, ModelCardData
 

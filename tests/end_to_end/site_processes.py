@@ -40,5 +40,5 @@ def _children(pid: int) -> list[psutil.Process]:
 
 
 def alive(pids: list[int]) -> list[int]:
-    """Those that have not ended."""
+    """Returns those of the processes that have not ended."""
     return [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE]

@@ -101,8 +101,8 @@ async def _ask_peers(dht: DHT) -> list[Finding]:
 
 
 async def _until_helped(reach: Reach) -> None:
-    """Where nobody can dial this peer, its router and relays are asked meanwhile, and what the router opened is dialed
-    back."""
+    """If nobody can dial this peer, waits while its router and relays are asked and the port that the router opened is
+    dialed back."""
 
     def refused() -> bool:
         return reach.mapping is None or (reach.mapping.current is None and reach.mapping.problem != NOT_ASKED)

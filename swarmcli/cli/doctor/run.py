@@ -82,7 +82,7 @@ def check_recipe(context: Context) -> Iterator[Finding]:
 
 
 def check_contacts(context: Context) -> Iterator[Finding]:
-    """Each first contact, from its name up to its recipe, and what their clocks say of this one."""
+    """Checks each first contact, from its name up to its recipe, and what the contacts' clocks say of this one."""
     if not (context.link or context.recipe or context.peers):
         return
     contacts = contacts_of(context)[:MOST_CONTACTS]

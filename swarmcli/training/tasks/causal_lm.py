@@ -113,7 +113,8 @@ class CausalLanguageModelling(TextTask):
         return batch.get("labels", batch["input_ids"])[:, 1:]
 
     def weight(self, batch: Batch) -> float:
-        """In texts that run together each sample has equally many tokens, so samples count."""
+        """The number of samples, if texts run together, since then each sample has equally many tokens; otherwise the
+        number of labels that are learned."""
         return super().weight(batch) if "labels" in batch else samples_in(batch)
 
     def answers(self, logits: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
