@@ -90,7 +90,7 @@ async def _router(mapping: Mapping | None, problem: str | None) -> Finding:
 
 
 async def _ask_peers(dht: DHT) -> list[Finding]:
-    """Asks the peers of a running DHT, and measures their links. It takes up to a minute."""
+    """Asks the peers of a running DHT, and measures the rates of their lines. It takes up to a minute."""
     reach, endpoint = dht.reach, dht.endpoint
     await _until_helped(reach)
     found = [Finding("reach", "OK", reach.sentence())]
@@ -127,8 +127,8 @@ def _family(verdict: ReachVerdict) -> Finding:
 
 
 async def _measured(endpoint: Endpoint) -> AsyncIterator[Finding]:
-    """Relays first, then the nearest peers; rates with the first MEASURED_PEERS that lend their link, one at a
-    time. No more than ASKED_PEERS are asked, and some of them refuse."""
+    """Yields a finding for each peer that is asked, relays first, then the nearest. Measures rates with the first
+    MEASURED_PEERS that lend their line, one at a time. At most ASKED_PEERS are asked, and some of them refuse."""
     relays = _relays(endpoint)
     near = sorted(endpoint.connected(), key=lambda peer: endpoint.round_trip(peer) or float("inf"))
     measured, end = 0, loop_time() + MEASURING_SECONDS
