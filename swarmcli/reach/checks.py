@@ -62,6 +62,10 @@ class Checks:
     def was_made(self, family: Family) -> bool:
         return bool(self.asked(family))
 
+    def unanswered(self, family: Family) -> bool:
+        """Whether the last check found nobody who would dial this peer, and no earlier one tells anything."""
+        return self._last.get(family) == []
+
     def in_vain(self, family: Family) -> bool:
         """Whether the last check brought no proof."""
         checks = self._last.get(family, [])

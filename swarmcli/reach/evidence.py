@@ -122,8 +122,8 @@ class Evidence:
             return parse_address(stated[0]).port
         return (self.mapped if family != "IPv6" else None) or self._endpoint.listen_port
 
-    def judge(self, family: Family, asks: Collection[AskedContact]) -> ReachVerdict:
-        verdict = judge(family, self.around, self.sightings, asks, self.stated_in(family))
+    def judge(self, family: Family, asks: Collection[AskedContact], *, unanswered: bool) -> ReachVerdict:
+        verdict = judge(family, self.around, self.sightings, asks, self.stated_in(family), unanswered=unanswered)
         if family != "IPv6" and verdict.how == "dialed back" and parse_address(verdict.address).port == self.mapped:
             return replace(verdict, how="mapped")
         return verdict

@@ -277,7 +277,8 @@ class Reach:
         if not self._joined and not self.evidence.sightings:
             return  # the first contact is being dialed
         self.verdicts = tuple(
-            self.evidence.judge(family, self._checks.asked(family)) for family in self.evidence.families()
+            self.evidence.judge(family, self._checks.asked(family), unanswered=self._checks.unanswered(family))
+            for family in self.evidence.families()
         )
         if not self.evidence.beyond or any(verdict.dialable for verdict in self.verdicts):
             self._settled.set()
@@ -304,7 +305,8 @@ class Reach:
     async def _help(self) -> None:
         """If nobody can dial this peer, takes relays and asks the router for a port; otherwise gives the relays up."""
         if self._relays is not None:
-            await (self._relays.close() if self.dialable else self._relays.start())
+            proven = any(verdict.dialable and verdict.how != "assumed" for verdict in self.verdicts)
+            await (self._relays.close() if proven else self._relays.start())
         if self.dialable or self._make_mapping is None:
             return
         if self.mapping is not None:

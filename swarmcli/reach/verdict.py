@@ -112,10 +112,12 @@ def judge(
     sightings: Collection[ContactSighting],
     asks: Collection[AskedContact] = (),
     stated: tuple[str, ...] = (),
+    *,
+    unanswered: bool = False,
 ) -> ReachVerdict:
     """The verdict on one family. `sightings` are of all families: once a peer has contacts beyond its network, even in
     another family, it no longer takes its own addresses for granted. `stated`: the addresses of this family that the
-    user announces."""
+    user announces. `unanswered`: the contacts were asked, and none said that it would dial."""
     own = stated or around.of(family)
     seen = [sighting for sighting in sightings if family_of(sighting.host) == family]
     all_beyond = around.those_beyond(sightings)
@@ -134,8 +136,15 @@ def judge(
     if proofs and len(proofs) >= len(silent):
         addresses, how = _proven(own, len(beyond) < len(seen), asks, stated)
         return ReachVerdict(family, Scope.INTERNET, True, addresses, how, asked)
-    dialable, how = (False, "asked in vain") if asks else (None, "not checked")
-    return ReachVerdict(family, Scope.INTERNET, dialable, (), how, asked)
+    if asks:
+        return ReachVerdict(family, Scope.INTERNET, False, (), "asked in vain", asked)
+    # A contact sees this peer at an address of its own, so no router translates. Without the assumption a run whose
+    # only dialable peer goes would end, although this one could take its place: nobody is left who could check it.
+    seen_at = {sighting.observed for sighting in beyond}
+    untranslated = tuple(address for address in own if host_of(address) in seen_at)
+    if unanswered and untranslated:
+        return ReachVerdict(family, Scope.INTERNET, True, untranslated, "assumed")
+    return ReachVerdict(family, Scope.INTERNET, None, (), "not checked")
 
 
 def _judge_within(

@@ -244,6 +244,36 @@ async def test_routers_and_relays_are_asked_where_nobody_can_dial_this_peer():
 
 
 @simulated
+async def test_a_public_peer_that_nobody_would_check_takes_the_place_of_a_contact_that_goes():
+    """Its one contact never dials back, and dies. The peer gives up no relay until somebody has dialed it."""
+    async with Homes() as homes:
+        contact, relays = await homes.peer("5.1.0.1", honest=False), FakeRelays()
+        public = await homes.peer("5.2.0.1", contacts=[contact], relays=relays)
+        assert await public.reach.settle(5) and public.reach.dialable
+        assert public.endpoint.addresses == (public.address,) and relays.running
+        homes.network.kill(contact.endpoint.peer_id)
+        home = await homes.peer("192.168.1.2", homes.router("5.3.0.1"), contacts=[public])
+        assert await home.reach.settle(5) and home.reach.dialable is False
+        await asyncio.sleep(REST)
+        assert public.reach.verdicts[0].how in ("dialed back", "dialed from outside") and not relays.running
+
+
+@simulated
+async def test_an_assumption_ends_with_the_first_silence():
+    async with Homes() as homes:
+        contact = await homes.peer("5.1.0.1", honest=False)
+        peer = await homes.peer("5.2.0.1", contacts=[contact])
+        assert await peer.reach.settle(5) and peer.reach.dialable
+
+        async def nod(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+            return DialBackReply("memory://5.2.0.1:4000")
+
+        contact.endpoint.serve(DIAL_BACK, DialBackRequest, nod)
+        await asyncio.sleep(30)
+        assert peer.reach.dialable is False and peer.endpoint.addresses == ()
+
+
+@simulated
 async def test_a_peer_that_moves_to_another_network_is_judged_anew():
     async with Homes() as homes:
         public = await homes.peer("5.1.0.1")

@@ -14,6 +14,7 @@ from swarmcli.reach.verdict import (
     Surroundings,
     families,
     family_of,
+    in_words,
     judge,
     network_of,
 )
@@ -123,6 +124,16 @@ def test_two_networks_that_lie_do_not_move_a_peer_away_from_a_public_address_of_
     seen = [ContactSighting("5.9.0.1", observed="5.1.0.1")]
     assert judge("IPv4", PUBLIC, seen, told).addresses == (true,)
     assert judge("IPv4", HOME, seen, told).addresses == (lie,), "behind a router most networks name it"
+
+
+def test_where_nobody_would_dial_back_an_address_that_no_router_translates_is_assumed():
+    seen = [ContactSighting("5.9.0.1", observed="5.1.0.1")]
+    assert judge("IPv4", PUBLIC, seen).dialable is None, "before it was asked"
+    assumed = judge("IPv4", PUBLIC, seen, unanswered=True)
+    assert (assumed.dialable, assumed.how, assumed.addresses) == (True, "assumed", ("tcp://5.1.0.1:4000",))
+    assert "as far as it knows" in in_words([assumed], True, wished=False, relays=0)
+    assert judge("IPv4", PUBLIC, seen, asks(False), unanswered=True).dialable is False, "silence is an answer"
+    assert judge("IPv4", HOME, [TRANSLATED], unanswered=True).dialable is None
 
 
 def test_each_family_is_judged_by_itself():
