@@ -221,12 +221,14 @@ class PeerTrust:
         return bool(admitted)
 
     def note_group(self, members: frozenset[PeerID]) -> None:
-        """A round of these members has committed. A suspect that was not in it has stayed away once more; one that was,
-        with seat and work, gets half its score, and is trusted again when that comes to 0."""
+        """A round of these members has committed. It counts as one of the groups that a suspicion costs, also where
+        another leader gave the suspect a seat: else two peers that meet in others' groups alone would never follow each
+        other again. A suspect that was in it, with seat and work, gets half its score, and is trusted again when that
+        comes to 0."""
         for peer, each in list(self._suspicions.items()):
             if peer in members and not each.seats and not each.work:
                 each.score //= 2
-            each.seats -= each.seats > 0 and peer not in members
+            each.seats -= each.seats > 0
             each.work -= each.work > 0
             if not each.score:
                 del self._suspicions[peer]

@@ -68,6 +68,16 @@ def test_a_peer_whose_connection_broke_keeps_its_seat_unless_it_happens_again_at
     assert not mine.has_no_seat(GOOD)
 
 
+def test_a_suspect_to_which_other_leaders_give_a_seat_has_one_here_after_as_many_groups() -> None:
+    mine = trust()
+    for _ in range(3):
+        mine.suspect(BAD, "again")
+    for _ in range(4):
+        assert mine.has_no_seat(BAD)
+        mine.note_group(frozenset({GOOD, BAD}))
+    assert not mine.has_no_seat(BAD) and mine.reason(BAD)
+
+
 def test_a_peer_that_takes_part_is_trusted_again_in_the_end() -> None:
     mine = trust()
     mine.suspect(BAD, "once")
