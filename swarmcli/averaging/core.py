@@ -317,7 +317,7 @@ class AveragerCore:
 
     async def _run_round(self, round_: Allreduce, pledges: Pledges | None, *, preformed: bool) -> RoundResult:
         began, withheld, failed = loop_time(), set[PeerID](), set[PeerID]()
-        spoiled = True
+        spoiled = False
         try:
             with self.finder.gauge.watching():
                 result = await round_.run()
@@ -341,7 +341,8 @@ class AveragerCore:
             raise
         finally:
             gauge = self.finder.gauge
-            slow = spoiled and gauge.shows and gauge.received
+            # Nothing comes over a connection that is dead, however quick the line is.
+            slow = spoiled and not round_.lessons.broke and gauge.shows and gauge.received
             self.finder.lines.receiving = self.finder.round_bytes / gauge.received if slow else 0.0
             if round_.misled:
                 self.finder.suspect(round_.group.leader, round_.misled, lost=round_.by_accident, led=True)

@@ -169,9 +169,10 @@ class RunSeat:
         return tried
 
     def _note_receiving(self, rate: float) -> None:
-        self._finder.lines.receiving = min(self._finder.round_bytes / rate, MAX_SECONDS)
-        if self._until < math.inf:
-            self._until = loop_time() + self._retry  # from now: this is what the line shows now
+        receiving = self._finder.lines.receiving = min(self._finder.round_bytes / rate, MAX_SECONDS)
+        # A line that is still too slow is not tried yet. A quick one is, however often this peer has to catch up.
+        if self._until < math.inf and self.lost is not None and receiving > self.lost.reason.epoch:
+            self._until = loop_time() + self._retry
 
     def _review(self, epoch_age: float) -> bool:
         """Decides anew. Returns whether this peer has lost its seat or got it back.

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from swarmcli.events import Noticed
+from swarmcli.optim.run_seat import FIRST_RETRY
 from tests.optim.optim_swarm import TARGET, Swarm, Trainer, digests, meanwhile, momentum, record, together, until
 from tests.simulation import now, within
 from tests.suites import soak
@@ -133,6 +134,24 @@ async def test_a_slow_trainer_goes_on_alone_as_soon_as_nobody_else_answers() -> 
             began = now()
             await until(lambda: slow.core.seat.lost is None)
             assert now() - began < 6.0  # half an epoch
+
+
+@within(3600)
+async def test_a_line_is_tried_again_in_time_however_often_its_peer_catches_up_meanwhile() -> None:
+    """Catching up quickly shows that the line is not slow any more, or never was."""
+    async with Swarm() as swarm:
+        those = await volunteers(swarm, 3, pace=2.0)
+        seat = those[0].core.seat
+        async with meanwhile(*(each.run(10_000) for each in those)):
+            await until(lambda: those[0].core.position.epoch >= 2)
+            seat._finder.lines.own = 30.0  # as a round shows it that came to nothing
+            seat.review_in_run()
+            assert seat.lost is not None
+            began = now()
+            while seat.lost is not None and now() < began + 5 * FIRST_RETRY:
+                await asyncio.sleep(5.0)
+                seat.note_catching_up(1e8)
+            assert now() - began < FIRST_RETRY + 15.0
 
 
 @within(3600)

@@ -30,18 +30,19 @@ def tell(
     elements: int,
     latency: Latency = 0.02,
     bandwidth: float | None = None,
+    seed: int = 1,
 ) -> None:
     """Peers of these roles and paces take part until the story has ended; an epoch has 200 samples."""
 
     async def main() -> None:
-        async with Swarm(1, latency=latency, bandwidth=bandwidth) as swarm:
+        async with Swarm(seed, latency=latency, bandwidth=bandwidth) as swarm:
             peers = [Unlike(await swarm.node(), role, 200, pace, elements) for role, pace in roles]
             for peer in peers:
                 await swarm.start(peer.core)
             async with meanwhile(*(peer.run() for peer in peers)):
                 await story(swarm, peers)
 
-    virtual_time.run(main(), timeout=5000)
+    virtual_time.run(main(), seed=seed, timeout=5000)
 
 
 async def epochs_of(peers: list[Unlike], count: int) -> list[float]:
@@ -135,6 +136,36 @@ def test_of_a_pair_whose_line_turns_slow_one_goes_on() -> None:
         assert max(took) < 2 * 200 / 20 + 3, took
 
     tell(story, [("trainer", 20.0), ("trainer", 20.0)], elements=NBYTES // 4, bandwidth=10e6)
+
+
+@pytest.mark.parametrize("seed", [5, 19, *soak([4, 17, 33])])
+def test_a_dead_connection_is_no_slow_line(seed: int) -> None:
+    """One of five is cut off in the middle of a round, or while it asks what became of one. Nothing passes for a while,
+    which says nothing of its line: it counts again soon after the cut."""
+    drawn = random.Random(seed)
+    latency, bandwidth = drawn.uniform(0.002, 0.08), drawn.choice([0.5e6, 1e6, 5e6, None])
+    cut, moment = drawn.uniform(3, 25), drawn.uniform(0, 4)
+
+    async def story(swarm: Swarm, peers: list[Unlike]) -> None:
+        lost, *others = peers
+        assert swarm.contact is not None and isinstance(lost.core, OptimizerCore)
+        await epochs_of(peers, 4)
+        await asyncio.sleep(moment)
+        swarm.network.partition([lost.node.peer_id], [swarm.contact.peer_id, *(peer.node.peer_id for peer in others)])
+        await asyncio.sleep(cut)
+        swarm.network.heal()
+        began, rounds = now(), set[int]()
+
+        def counts() -> bool:
+            group = others[0].core._group.last
+            if group is not None and lost.node.peer_id in group.bids and group.bids[lost.node.peer_id].sends:
+                rounds.add(others[0].epoch)
+            return len(rounds) >= 3
+
+        await until(counts, every=0.1)
+        assert now() - began < 30, lost.said
+
+    tell(story, [("trainer", 30.0)] * 5, elements=50_000, latency=latency, bandwidth=bandwidth, seed=seed)
 
 
 SLOW_UPLINKS = {"one of three": (10e3, None, None), "three": (20e3, 20e3, 20e3)}

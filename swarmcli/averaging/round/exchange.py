@@ -178,6 +178,7 @@ class PartExchange:
             frozenset(map(peer, faults.lost & faults.suspects.keys())),
             {peer(index): seconds for index, seconds in self._tempo.sending.items()},
             frozenset(map(peer, faults.failed)),
+            broke=faults.broke,
         )
 
     @property

@@ -24,6 +24,7 @@ class Faults:
     lost       suspects whose connections broke; a reducer whose connection broke is in `failed` alone
     untrue     reducers whose averages lack what this member had brought in time, or have what it has not
     refusing   reducers that answered, and refused
+    broke      a connection with a reducer broke: the time of the round tells nothing of this member's line
     complaint  why averages are missing through no reducer's fault
     """
 
@@ -34,6 +35,7 @@ class Faults:
     lost: set[int] = field(default_factory=set)
     untrue: set[int] = field(default_factory=set)
     refusing: set[int] = field(default_factory=set)
+    broke: bool = False
     complaint: str = ""
 
     @property

@@ -162,6 +162,7 @@ class Lessons:
     elsewhere  whether each of these, as some other member says, failed there as well
     sending    seconds that each sender took to bring its parts here, and this member to the others; for a sender that
                was left out, and a reducer that was too slow, the seconds that it would have taken
+    broke      whether a connection with a reducer broke here: what came in tells nothing of this member's line
     """
 
     suspects: dict[PeerID, str] = field(default_factory=dict)
@@ -169,12 +170,14 @@ class Lessons:
     sending: dict[PeerID, float] = field(default_factory=dict)
     failed: frozenset[PeerID] = frozenset()
     elsewhere: bool = False
+    broke: bool = False
 
     def add(self, other: Lessons) -> None:
         slow = (self.suspects.keys() - self.lost) | (other.suspects.keys() - other.lost)
         self.suspects |= other.suspects
         self.lost = frozenset(self.suspects.keys() - slow)
         self.failed |= other.failed
+        self.broke |= other.broke
         for peer, seconds in other.sending.items():
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 

@@ -198,7 +198,7 @@ class PartReceiver:
                     await self._reducer.add(member, message)
             whole = True
         finally:
-            if positions:  # the fraction that has arrived tells how long the rest would take
+            if positions and not stream.broke:  # the fraction that has arrived tells how long the rest would take
                 seconds = loop_time() - began
                 tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):

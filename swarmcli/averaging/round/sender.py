@@ -182,6 +182,8 @@ class PartSender:
             sending, seconds = self._means.tempo.sending, (loop_time() - began) / min(1.0, max(come(), 1e-6))
             sending[reducer] = max(seconds, sending.get(reducer, 0.0))
             raise
+        finally:
+            self._faults.broke |= stream.broke
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
@@ -199,7 +201,9 @@ class PartSender:
         except NetworkError:
             return  # the averages will show whether the reducer is lost: it may only want no more parts
         finally:
-            if mine.weight > 0:  # the median over its streams is this member's time: some reducers may be slow
+            # The median over its streams is this member's time: some reducers may be slow. On a connection that broke
+            # nothing left any more, however quick the line is.
+            if mine.weight > 0 and not stream.broke:
                 fraction = 1.0 if whole else min(1.0, max((stream.leaving - before) / expected, 1e-6))
                 self._took.append((loop_time() - began) / fraction)
                 sending[self._mates.me] = statistics.median_low(self._took)

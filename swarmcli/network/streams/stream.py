@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
+from swarmcli.events import GOODBYE
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Account
 from swarmcli.network.limits import NetworkLimits
@@ -153,6 +154,12 @@ class Stream:
     def leaving(self) -> int:
         """The same for what this end sends: bytes that are known to have reached the other one."""
         return self._connection.bytes_sent - self._connection.bytes_waiting
+
+    @property
+    def broke(self) -> bool:
+        """Whether its connection broke: no end said goodbye, and none broke a rule."""
+        lost = isinstance(self._error, ConnectionLost) and not isinstance(self._error, ProtocolViolation)
+        return lost and not str(self._error).endswith(GOODBYE)
 
     async def _wait(self, message_type: type[Any], into: Into | None) -> None:
         self._raise(self._error)
