@@ -1,12 +1,12 @@
-"""The control connections of an endpoint: one per peer. The end that can dial dials it, and dials it again
-when it is needed after it has ended.
+"""The control connections of an endpoint: one per peer. The end that can dial makes it, and makes it again when it is
+needed after it has ended.
 
 When two peers dial each other at once, both connections come about. Both ends prefer the one that the peer with the
-smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. It is closed when it has
-not been used for a while, so no call fails for it. A direct connection comes before any that a third peer relays.
+smaller id dialed (of two by the same dialer: the newer), and begin nothing more on the other. That one is closed when
+it has not been used for a while, so no call fails. A direct connection is preferred to any that a relay carries.
 
-All connections of a pair that are used belong to one process of the peer: another one that greets with its key waits
-until the first turns out to be dead, or goes (`twins.py`).
+All connections that are used belong to one process of the peer. If another process greets with its key, its connection
+waits until the first process turns out to be dead; otherwise one of them leaves (`twins.py`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ _GOODBYE = 1.0  # for the other end to read why its connection ends
 class ControlPool:
     """Finds the control connection to each peer.
 
-    `reactions` are to messages that concern more than their channel. Others add to them before the first connection
-    comes about.
+    `reactions`: type of a message that concerns more than its channel → its handler. Other parts of the endpoint add
+    theirs before the first connection comes about.
     """
 
     def __init__(self, endpoint: Neighbours) -> None:
@@ -121,7 +121,7 @@ class ControlPool:
     async def farewell(self, reason: str) -> None:
         """Tells all peers, and closes. Takes a second at most."""
         self._closed = self._closed or reason
-        await asyncio.gather(*(_part(channel, reason) for channel in self._peers.controls()))
+        await asyncio.gather(*(_say_goodbye(channel, reason) for channel in self._peers.controls()))
 
     # Inside
 
@@ -143,7 +143,7 @@ class ControlPool:
     def _greeted(self, channel: ControlChannel, hello: ControlHello) -> None:
         peer = self._peers.of(channel.peer_id)
         if peer.boot_id not in {each.boot_id for each in peer.controls} - {None}:
-            peer.boot_id = hello.boot_id  # the first, or the one that was here has no connection any more
+            peer.boot_id = hello.boot_id  # of the first process, or of the next one after it has no connection left
         self._moved(channel, hello)
         self._prefer(peer)
         if peer.current is not None and peer.boot_id != hello.boot_id:
@@ -154,7 +154,7 @@ class ControlPool:
         channel.addresses = message.addresses
         peer = self._peers.of(channel.peer_id)
         if channel.boot_id == peer.boot_id:
-            # Not that of this very connection: what a peer says over a relay, too, is worth what its direct one shows.
+            # Of all its connections: what a peer says over a relay is believed as far as its direct one allows.
             horizon = min(horizon_of(each.connection) for each in peer.controls)
             self._endpoint.book.told(channel.peer_id, message.addresses, horizon)
 
@@ -166,7 +166,7 @@ class ControlPool:
         if comes:
             await _tell(first, TwinSeen(second_id, second.connection.remote_address, comes))
         if second.error is not None or second_id == peer.boot_id:
-            return  # it is gone, or another connection of it was quicker
+            return  # the second is gone, or was taken up by another connection meanwhile
         if stays is None or (comes and was_first(comes.age, second_id, stays.age, first_id)):
             self._replace(peer, second)
         else:
@@ -224,11 +224,11 @@ class ControlPool:
         else:
             crowded = ledger.crowded(prefix, 0)
             candidates = [channel for channel in self._peers.controls() if channel.prefix == crowded]
-        # One that is ending is in the list until the loop says so: several may come before that.
+        # A channel that is ending stays in the list until it is lost, and more may come before that.
         victim = min((channel for channel in candidates if not channel.ending), key=self._standing, default=None)
         if victim is not None:
             victim.ending = True
-            self._endpoint.tasks.spawn(_part(victim, "too many connections"))
+            self._endpoint.tasks.spawn(_say_goodbye(victim, "too many connections"))
 
     def _standing(self, channel: ControlChannel) -> tuple[bool, bool, bool, float]:
         """Reasons to keep a connection: that this peer wants it, that it has stood for long, that it is used.
@@ -262,7 +262,7 @@ class ControlPool:
 
 
 async def _tell(channel: ControlChannel, seen: TwinSeen) -> Presence | None:
-    """The word of the process at the other end; None: it does not answer, or is of a version that gives none."""
+    """The signed age of the process at the other end; None: it does not answer, or is of a version that gives none."""
     try:
         async with asyncio.timeout(PATIENCE):
             return await channel.call(METHOD, seen, Presence)
@@ -270,8 +270,8 @@ async def _tell(channel: ControlChannel, seen: TwinSeen) -> Presence | None:
         return None
 
 
-async def _part(channel: ControlChannel, reason: str) -> None:
-    """An orderly end, within a bound: who does not read would hold the connection for as long as it likes."""
+async def _say_goodbye(channel: ControlChannel, reason: str) -> None:
+    """Closes in order, but within a second: a peer that does not read could hold the connection open."""
     try:
         async with asyncio.timeout(_GOODBYE):
             await channel.connection.close(reason)

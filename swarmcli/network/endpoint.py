@@ -72,8 +72,8 @@ class Endpoint(Neighbours):
         membership: Membership | None = None,
     ) -> None:
         """`client_mode`: never listens. `announce` replaces the addresses that the listener finds for itself. `seed`
-        makes `random` repeatable. `membership`: of a closed run; who is no member gets no connection with this peer.
-        Raises AddressError."""
+        makes `random` repeatable. `membership`: of a closed run; only members get a connection with this peer. Raises
+        AddressError."""
         super().__init__(transport, clock, events, seed)
         for address in announce:
             parse_address(address)
@@ -89,7 +89,7 @@ class Endpoint(Neighbours):
         self._control = ControlPool(self)
         self._streams = StreamPool(self, self._control)
         self._calls_made = 0
-        # Bytes so far by the first word of a stream's method, of calls below "": as of the last beat, from any thread.
+        # First word of a stream's method ("": calls) → bytes so far, as of the last keepalive tick. For any thread.
         self.moved: Mapping[str, Traffic] = {}
         self.probes = Probes(self)
         self._closed = False
@@ -100,12 +100,12 @@ class Endpoint(Neighbours):
 
     @property
     def client_mode(self) -> bool:
-        """Whether nobody can dial this peer directly, by its user's wish or as was found out. It may change."""
+        """Whether nobody can dial this peer directly, by its user's wish or as it has found out. It may change."""
         return self.never_listens or (self._started and not self.direct)
 
     @property
     def listen_port(self) -> int:
-        """Where the listener is; 0 without one, and where ports mean nothing."""
+        """The listener's port; 0 without a listener, or if the transport has no ports."""
         return next((parse_address(address).port for address in self.listener_addresses), 0)
 
     # Life
@@ -128,8 +128,8 @@ class Endpoint(Neighbours):
         """From now on this peer sends and receives at most so many bytes per second (None: no limit), in all: streams
         and calls, relayed ones, and those that it relays. May change at any time, also while streams run.
 
-        Control messages pass at once and streams do with the rest. What is received is limited by reading slowly, so
-        that the senders slow down. Raises ValueError for less than LEAST_RATE.
+        Control messages pass at once, and streams get the rest. What is received is limited by reading slowly, so that
+        the senders slow down. Raises ValueError for less than LEAST_RATE.
         """
         self.rates.change(upload, download)
 
@@ -142,7 +142,7 @@ class Endpoint(Neighbours):
         self._more_transports.append(transport)
 
     def announce(self, *, direct: Sequence[str] | None = None, relayed: Sequence[str] | None = None) -> None:
-        """Says from now on that this peer can be dialed there; None: as before. Tells all connected peers.
+        """From now on announces that this peer can be dialed there; None: as before. Tells all connected peers.
 
         Raises AddressError for what cannot be read. Others take at most MAX_ADDRESSES of a peer.
         """
@@ -251,7 +251,7 @@ class Endpoint(Neighbours):
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
 
     async def probe(self, address: str, peer: PeerID, message: bytes = b"", *, timeout: float) -> str | None:
-        """Dials a peer there, on a new connection that ends at once: where the peer sees this one.
+        """Dials a peer there, on a new connection that ends at once. Returns where it sees this peer; None: unknown.
 
         A `message` of at most MAX_PROBE bytes reaches whoever listens to probes at the other end. Raises ConnectError
         and its kinds, AddressError, ConnectionLost.
@@ -270,18 +270,18 @@ class Endpoint(Neighbours):
             raise ConnectError(f"{address} did not answer within {timeout:g} s", address=address) from None
 
     async def dial_directly(self, peer: PeerID, addresses: tuple[str, ...]) -> None:
-        """Dials one more control connection, at one of these direct addresses: where it comes about it is preferred to
-        the relayed one that stands. Raises ConnectError, ConnectionLost."""
+        """Dials one more control connection at one of these direct addresses. It is then preferred to a relayed one.
+        Raises ConnectError, ConnectionLost."""
         connection = await self.dialer.dial_peer(peer, addresses, Purpose.CONTROL)
         await self._control.establish(connection)
 
     async def dial_plain(self, peer: PeerID, protocol: asyncio.BufferedProtocol, *, timeout: float) -> None:
         """Dials a peer without a handshake, where it has answered. Raises ConnectError, ConnectionLost."""
-        if not any(map(is_direct, self.first_hand(peer))):  # it has dialed this peer: its word is tried first
+        if not any(map(is_direct, self.first_hand(peer))):  # none is proven yet: prove one that it names
             await self.dial_directly(peer, tuple(filter(is_direct, self.addresses_of(peer))))
         seen, problem = self.seen(peer), None
         known = list(filter(is_direct, self.first_hand(peer)))
-        # Where it answers now first; of the others a silent one leaves time for the next.
+        # First where it answers now. A silent address leaves time for the next, since each has a part of it.
         for address in sorted(known, key=lambda each: seen is None or each != seen.remote_address):
             try:
                 return await self.transport.dial_plain(address, protocol, timeout / len(known))
@@ -290,7 +290,7 @@ class Endpoint(Neighbours):
         raise problem or ConnectError(f"{peer.short} cannot be dialed")
 
     def adopt(self, connection: Connection) -> None:
-        """Takes up a connection after its handshake, whichever transport has accepted or made it."""
+        """Takes up a connection after its handshake, whichever transport has accepted or dialed it."""
         if self._closed:
             connection.abort("this endpoint is closed")
         elif connection.peer_id == self.peer_id:
@@ -315,7 +315,7 @@ class Endpoint(Neighbours):
         self.probes.end_those_of(peer, reason)
 
     def expel(self) -> dict[PeerID, str]:
-        """In a closed run: ends the connections with those that are no members any more. Returns whom, and why."""
+        """In a closed run, ends the connections with peers that are no longer members. Returns peer → why."""
         if self.membership is None:
             return {}
         everybody = {connection.peer_id for connection in (*self.connections(), *self.probes.held)}
@@ -368,9 +368,9 @@ class Endpoint(Neighbours):
                     f"another process {where} has this peer's key, and was there first: stop that one, or start this "
                     "one again without its identity file (identity.key in its home), and it gets a key of its own"
                 )
-                self.events.emit(MembershipEnded(why))  # first: a role that hears of it leaves in good order
+                self.events.emit(MembershipEnded(why))  # before the farewell, so that a role leaves in good order
                 self.gave_way = why
-                self.tasks.spawn(self._control.farewell(why))  # it would go on in the other one's name
+                self.tasks.spawn(self._control.farewell(why))  # otherwise it would go on under the other's identity
             else:
                 told = f"another process {where} has a copy of this peer's key; it began later, and has to leave"
                 self.events.emit(Noticed("warning", told))
@@ -383,9 +383,9 @@ class Endpoint(Neighbours):
             self._wake_up(looked - before)
 
     def _wake_up(self, seconds: float) -> None:
-        """Others have given up the connections from before, and routers have forgotten them: nothing would come, and
-        the keepalive, which counts only the seconds in which this machine was awake, would take as long as ever to
-        notice. The loop's clock may have stood still, so the swarm's raw clock has to tell."""
+        """Ends all connections from before the sleep. Others have given them up, and routers have forgotten them, so
+        nothing would come; the keepalive, which counts only seconds in which this machine was awake, would take its
+        usual time to notice. The loop's clock may have stood still, so the raw clock of swarm time tells."""
         reason = f"this machine slept for {format_duration(seconds)}"
         self._since = self.clock.raw()
         self.events.emit(WokeUp(seconds))
@@ -395,8 +395,9 @@ class Endpoint(Neighbours):
             channel.connection.abort(reason)
 
     def leave_network(self, hosts: Collection[str]) -> set[PeerID]:
-        """Ends the connections that go from other addresses than these, which this machine no longer has: nothing comes
-        on them any more, and the keepalive would take its time to notice. Returns to whom there was one."""
+        """Ends the connections from other addresses than `hosts`, which this machine no longer has: nothing comes on
+        them any more, and the keepalive would take seconds to notice. Returns the peers whose control connections
+        ended."""
 
         def is_gone(connection: Connection) -> bool:
             host = connection.local_host

@@ -1,8 +1,8 @@
 """Connections through a relay: the ordinary TLS and frames of two peers, over bytes that a relay passes on.
 
-To the two ends a circuit is a connection like any other, with the same handshake: who is behind it has proved that in
-TLS, and what the relay says about it counts for nothing. A relay that swaps peers, changes bytes or leaves some out
-ends the connection.
+To the two ends a circuit is a connection like any other, with the same handshake: the other end proves its identity in
+TLS, and what the relay says about it does not count. If a relay swaps peers, changes bytes or leaves some out, the
+connection ends.
 
     dialer                              relay                              client
       relay.join(client) ───────────▶          relay.come(token) ──────────▶      calls, on control connections
@@ -11,7 +11,8 @@ ends the connection.
              ◀────────────── JOINED             JOINED ────────────▶
       TLS ══════════════════════════════ bytes ═════════════════════════════ TLS
 
-A token is worth one socket, for seconds, and whoever it was given to has proved who it is on its control connection.
+A token is good for one socket, for some seconds. The relay gives it to a peer that has proved its identity on its
+control connection.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ logger = logging.getLogger(__name__)
 
 Lookup = Callable[[PeerID], Awaitable[Sequence[str]]]
 
-# How much one relay may bring. There is no bound of all relays together: one that holds handshakes open would keep out
-# what the others bring, and this peer chooses how many relays it has.
+# How much one relay may bring. There is no common bound for all relays: one that holds handshakes open would use it up
+# for the others, and this peer itself chooses how many relays it has.
 _HANDSHAKES = 32  # of strangers at the same time; further ones are refused …
 # … and per second, in the long run and at once: each takes some milliseconds of the processor. More than an honest
 # relay lets through to one client (`RelayBudgets.connects_per_second`).
@@ -61,7 +62,7 @@ _LOOKUP_PAUSE = 30.0  # seconds until a relay that was not found is looked up ag
 
 
 class _Joiner(asyncio.BufferedProtocol):
-    """Says its token on a fresh socket and waits for one word. It reads no byte beyond, which is the other end's."""
+    """Sends its token on a fresh socket and waits for one message. Reads no byte after it: that is the other end's."""
 
     def __init__(self, token: bytes) -> None:
         self._words = Message(GreetingKind.JOIN, token).encode()
@@ -105,7 +106,7 @@ class RelayTransport:
     scheme: Scheme = "relay"
 
     def __init__(self, endpoint: Endpoint, lookup: Lookup | None = None) -> None:
-        """`lookup(relay)` finds where a relay can be dialed of which this endpoint knows nothing."""
+        """`lookup(relay)` finds addresses of a relay that this endpoint knows none of."""
         self.identity = endpoint.identity
         self.limits = endpoint.limits
         self.relays: set[PeerID] = set()  # that hold a reservation of this peer: only these may bring connections
@@ -122,7 +123,7 @@ class RelayTransport:
         self._rates = Meter(relay=_RATE)  # of these
 
     async def listen(self, accept: Accept) -> tuple[str, ...]:
-        """Takes the connections that relays bring from now on. Which addresses that makes, `relays.py` knows."""
+        """From now on accepts the connections that relays bring. `relays.py` announces the addresses."""
 
         async def come(relay: PeerID, request: Come) -> Coming:
             return self._come(relay, request, accept)
@@ -155,12 +156,12 @@ class RelayTransport:
         if relay in (own, target):
             raise ConnectError(f"{address}: a circuit needs a third peer as its relay", address=address)
         if target in self._needed:
-            # Two relays that name each other as their relay would have us dial in circles, ever more at a time.
+            # Two relays that name each other as their relay would make this peer dial in circles, ever more at a time.
             raise ConnectError(f"{address}: a relay is not reached through another one", address=address)
         return relay, target
 
     async def _find(self, relay: PeerID, address: str) -> None:
-        """Sees to it that the relay can be dialed, or is connected."""
+        """Makes sure that the relay is connected, or that an address of it is known. Raises ConnectError."""
         seen = self._endpoint.seen(relay)
         if seen is not None and not seen.relayed:
             return
@@ -198,7 +199,7 @@ class RelayTransport:
             self._needed += Counter()  # keeps those above 0
 
     async def _join(self, relay: PeerID, token: bytes, connection: TCPConnection) -> None:
-        """Has the relay join a new socket, and goes through the handshake on it. Raises NetworkError."""
+        """Dials the relay, which joins that socket to the other end's, and shakes hands. Raises NetworkError."""
         joiner = _Joiner(token)
         await self._endpoint.dial_plain(relay, joiner, timeout=DIAL_TIMEOUT)
         try:

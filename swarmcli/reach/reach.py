@@ -303,7 +303,8 @@ class Reach:
     # Helping itself
 
     async def _help(self) -> None:
-        """If nobody can dial this peer, takes relays and asks the router for a port; otherwise gives the relays up."""
+        """Gives the relays up once it is proven that others can dial this peer; otherwise takes some. Asks the router
+        for a port if nobody can dial this peer."""
         if self._relays is not None:
             proven = any(verdict.dialable and verdict.how != "assumed" for verdict in self.verdicts)
             await (self._relays.close() if proven else self._relays.start())

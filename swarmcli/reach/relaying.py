@@ -1,9 +1,9 @@
 """The relay: lends its reachability to peers that nobody can dial.
 
-A client reserves, which it can only do over a connection that it dialed itself. Whoever wants to talk to it asks the
-relay, which asks the client; both get a token, dial the relay anew and say it (`circuits.py`). The relay joins the two
-sockets and passes on what comes, with back-pressure. What passes is the TLS of the two ends: the relay sees sizes and
-times, and can delay or cut, nothing else.
+A client reserves over a connection that no relay carries. Whoever wants to talk to it asks the relay, which asks the
+client; both get a token, dial the relay anew and say it (`circuits.py`). The relay joins the two sockets and passes on
+what comes, with back-pressure. What passes is the TLS of the two ends: the relay sees sizes and times, and can delay or
+cut, nothing else.
 
 Everybody may ask, so everything has a budget.
 """
@@ -36,7 +36,7 @@ from swarmcli.version import build
 
 logger = logging.getLogger(__name__)
 
-_PIECE = 128 << 10  # bytes that are passed on at a time, at most: what others on this loop wait for
+_PIECE = 128 << 10  # bytes that are passed on at a time, at most: other work on this loop waits for as long
 _WINDOW = 256 << 10  # bytes of a circuit that wait here in one direction, besides one piece
 _JOINED = Message(GreetingKind.JOINED, b"").encode()
 
@@ -57,15 +57,15 @@ class RelayBudgets:
     # By one network to one client, so that no network uses up what a client's others need.
     connects_per_second_to_target: float = 1.0
     connects_at_once_to_target: float = 24.0
-    # Bytes per second that are passed on in all, and not more than half of what its user lends of the link; None: any.
+    # Bytes per second that are passed on in all, but at most half of what the user's limits allow; None: no bound.
     rate: float | None = 32e6
     rate_per_peer: float | None = 16e6  # from or to one network, or one peer of a network that many honest ones share
-    least: int = 1024  # bytes that any piece counts for: what it costs the processor, when it is small
+    least: int = 1024  # bytes that any piece counts as at least, since a small one costs processor time too
     burst_seconds: float = 1.0  # of these rates, that pass at once after a pause
     opening: float = 8.0  # until both ends have dialed
     idle: float = 180.0  # without a byte, after which a circuit ends; the ends ping each other more often
     other_descriptors: int = 256  # that this process may need besides those of its relay
-    half_open: float = 10.0  # that a circuit is given after one end has said its last word
+    half_open: float = 10.0  # for which a circuit goes on after one end has sent its last byte
 
     def burst(self, rate: float) -> float:
         """Bytes that pass at once at this rate."""
@@ -102,9 +102,9 @@ class _End(asyncio.BufferedProtocol):
 
     def __init__(self, circuit: _Circuit) -> None:
         self.socket: asyncio.Transport | None = None  # before it has dialed, and after it is closed
-        self.spoken = False  # it has said its last word
+        self.spoken = False  # it has sent its last byte
         self._circuit = circuit
-        self._waits_for: set[Hashable] = {"the other end"}  # nothing is read while it does
+        self._waits_for: set[Hashable] = {"the other end"}  # nothing is read until this is empty
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.socket = cast(asyncio.Transport, transport)
@@ -155,7 +155,7 @@ class _Circuit:
         self.ends, self.keys, self.memory = ends, keys, relay.memory
         self.near, self.far = _End(self), _End(self)
         self.near.other, self.far.other = self.far, self.near
-        self._payers = relay.payers(ends)  # for good: an end that hangs up is in the network that it came from
+        self._payers = relay.payers(ends)  # fixed now: an end that hangs up stays in the network that it came from
         self._relay, self._budgets = relay, relay.budgets
         self._over = False
         self._moved_at = loop_time()
@@ -194,7 +194,7 @@ class _Circuit:
         self._deadline = asyncio.get_running_loop().call_later(seconds, self.end, "idle")
 
     def halved(self) -> None:
-        """One end has said its last word. After both what has come still goes out, if it is read."""
+        """One end has sent its last byte. After both have, what has arrived still goes out, if it is read."""
         self.moved(self._budgets.half_open)
         if self.near.spoken and self.far.spoken:
             for end in (self.near, self.far):
@@ -226,7 +226,7 @@ class Relay:
     def __init__(
         self, endpoint: Endpoint, budgets: RelayBudgets = RelayBudgets(), *, publish: Publish | None = None
     ) -> None:
-        """`publish` writes its record in the hash table; None: it is found by those alone that are connected to it."""
+        """`publish` writes the relay's record into the hash table; None: only peers connected to it find it."""
         self.memory = memoryview(bytearray(_PIECE))  # filled and emptied within one callback
         self.ways = endpoint.rates.download, endpoint.rates.upload
         self.budgets = budgets
@@ -236,21 +236,21 @@ class Relay:
         self._clients: dict[PeerID, tuple[float, Prefix]] = {}
         self._used: Counter[Hashable] = Counter()  # of circuits, by whatever bounds them
         self._circuits: set[_Circuit] = set()
-        self._tokens: dict[bytes, _End] = {}  # given out, and not said yet
+        self._tokens: dict[bytes, _End] = {}  # given out, and not used yet
         self._passed = 0
         self._refusals: Counter[str] = Counter()
         one = budgets.rate_per_peer
         self._pace = Meter(payer=None if one is None else (one, budgets.burst(one)))
-        self._whole = math.inf  # bytes per second of all circuits, as they were when …
-        self._whole_pace: TokenBucket | None = None  # … this was made for them; None: any
+        self._whole = math.inf  # bytes per second of all circuits together, for which …
+        self._whole_pace: TokenBucket | None = None  # … this was made; None: no bound
         client = budgets.connects_per_second, budgets.connects_at_once
         pair = budgets.connects_per_second_to_target, budgets.connects_at_once_to_target
         self._attempts = Meter(network=client, target=client, pair=pair)
 
     async def start(self) -> None:
-        """Begins to serve, and to advertise it. Takes as many descriptors as the budgets need, or does with fewer.
+        """Begins to serve, and to advertise the relay. Lowers the budgets if the system gives too few descriptors.
 
-        It answers also while this peer cannot be dialed, and refuses.
+        While this peer cannot be dialed, it answers with refusals.
         """
         self.budgets = _affordable(self.budgets)
         self._endpoint.serve(messages.OFFER, messages.AskForOffer, self._offer)
@@ -293,7 +293,7 @@ class Relay:
         return messages.Reserved(self.budgets.reservation_seconds)
 
     def _reservable(self, peer: PeerID) -> Prefix | CallRefused:
-        """The network that this peer may reserve from; or why not."""
+        """The network from which this peer may reserve; or the refusal."""
         seen = self._endpoint.seen(peer)
         if self._endpoint.client_mode:
             return CallRefused("client", "this peer cannot be dialed itself")
@@ -311,7 +311,7 @@ class Relay:
         return len(self._clients) < self.budgets.reservations and here < self.budgets.reservations_per_network
 
     def _reachable(self, client: PeerID) -> bool:
-        """Whether it has a reservation, and the connection over which it made it."""
+        """Whether it has a reservation, and a connection that no relay carries."""
         until, _ = self._clients.get(client, (0.0, None))
         seen = self._endpoint.seen(client)
         return until > loop_time() and seen is not None and not seen.relayed
@@ -347,7 +347,7 @@ class Relay:
         return end
 
     def ended(self, circuit: _Circuit, code: str) -> None:
-        """For a circuit: it is over; if not by its ends, for this reason."""
+        """Called by a circuit that is over. `code`: why, unless its ends have closed it."""
         self._circuits.discard(circuit)
         self._used -= Counter(circuit.keys)
         self._tokens = {token: end for token, end in self._tokens.items() if end not in (circuit.near, circuit.far)}
@@ -355,17 +355,17 @@ class Relay:
             self._refusals[code] += 1
 
     def payers(self, ends: tuple[PeerID, PeerID]) -> set[Hashable]:
-        """For a circuit: whose pace bounds it. Keys cost nothing, so those of one network have the rate of one peer."""
+        """Who is charged for a circuit's bytes. Identities cost nothing, so one network has the rate of one peer."""
         networks = {peer: self._endpoint.prefix(peer) for peer in ends}
         return {peer if network is None or network.shared else network for peer, network in networks.items()}
 
     def may_go_on(self, ends: tuple[PeerID, PeerID]) -> bool:
-        """For a circuit: in a closed run, whether both of its ends are members still."""
+        """Whether both ends of a circuit are still members; always in an open run."""
         membership = self._endpoint.membership
         return membership is None or not any(map(membership.objection, ends))
 
     def count(self, payers: Iterable[Hashable], nbytes: int) -> float:
-        """For a circuit: so many bytes have passed. The seconds until more may."""
+        """Counts bytes that have passed on a circuit. Returns the seconds until more may pass."""
         now, amount = loop_time(), max(nbytes, self.budgets.least)
         self._passed += nbytes
         self._endpoint.passed_on(nbytes)
@@ -390,7 +390,7 @@ class Relay:
         shared = (network, target)
         if not self._attempts.take(now, pair=shared):
             self._refuse("busy", "too many attempts from your network to reach this peer")
-        # After the others: what they refuse is not taken from the client's.
+        # Last: attempts that the other bounds refuse must not use up the client's.
         if not self._attempts.take(now, target=target):
             self._refuse("busy", "too many attempts to reach this peer")
         bounds: dict[Hashable, int] = {
@@ -404,7 +404,7 @@ class Relay:
         return tuple(bounds)
 
     def _pace_of_all(self) -> TokenBucket | None:
-        """It follows what the user lends of the link."""
+        """The bucket of all circuits together, by the user's present limits; None: no bound."""
         lent = self._endpoint.rates.lower
         rate = min(self.budgets.rate or math.inf, math.inf if lent is None else lent / 2)
         if rate != self._whole:
@@ -424,7 +424,7 @@ async def _tell_the_version(peer: PeerID, request: messages.OldConnect, stream: 
 async def advertise(describe: Callable[[], RelayRecord | None], publish: Publish) -> None:
     """Keeps this relay's record in the hash table while `describe` gives one. Never returns.
 
-    However many others are there: who reads draws some by lot, and the hash table keeps to bounds of its own.
+    Even if there are many others: readers draw some by lot, and the hash table has bounds of its own.
     """
     pause = _NOT_YET
     while True:

@@ -1,7 +1,7 @@
 """The client's side of relays: finds some, reserves at the nearest, renews, and takes others when they go.
 
 From `start` to `close` it holds two reservations and announces `relay://…` addresses, the nearest relay's first.
-Whoever knows that others can dial this peer closes it.
+`Reach` closes it while it is proven that others can dial this peer.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ _SHORTEST = 30.0  # a reservation that ends sooner is not worth its renewals
 _RENEWALS = 3  # that are tried while a reservation lasts
 _FIRST_PAUSE = 2.0  # between searches while relays are missing: at first …
 _LONGEST_PAUSE = 60.0  # … and at most
-_AVOIDED = 60.0  # for which a peer is not asked again that refused, or is no relay; longer each time …
+_AVOIDED = 60.0  # for which a peer that refused, or is no relay, is not asked again; longer each time …
 _LONGEST_AVOIDED = 600.0  # … up to this
 _SETTLED = 1.0  # after the last of several connections that came about, before contacts are looked at again
-_AFTER_A_SEARCH = 10.0  # at least, until new contacts make a peer search that has one relay
+_AFTER_A_SEARCH = 10.0  # at least, before new contacts make a peer that holds one relay search again
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +63,10 @@ class Relays:
     """Holds reservations for an endpoint, from `start` to `close`; it may be started again."""
 
     def __init__(self, endpoint: Endpoint, transport: RelayTransport, *, find: Find) -> None:
-        """`find()` reads who advertises itself as a relay. Those are asked, and the peers that are connected."""
+        """`find()` reads the records of relays. Some of these peers are asked, and those that are connected."""
         self._endpoint, self._transport, self._find = endpoint, transport, find
         self._held: dict[PeerID, HeldRelay] = {}
-        # Relays that were held: it may be this machine that slept, or moved.
+        # Relays that were held are asked again: perhaps they were lost because this machine slept or moved.
         self._former: Recent[PeerID, None] = Recent(2 * _WANTED)
         # Peers that refused, did not answer, or know no such method are not asked again for a while.
         self._avoided = Backoff[PeerID](_AVOIDED, _LONGEST_AVOIDED)
@@ -90,7 +90,7 @@ class Relays:
             self._tasks.keep(self._endpoint.events, self._hold)
 
     async def close(self) -> None:
-        """Announces no relay any more, and gives the reservations back, within a second. Idempotent."""
+        """Stops announcing relays, and gives the reservations back, within a second. Idempotent."""
         await self._tasks.close()
         relays, self._held = list(self._held), {}
         self._transport.relays.clear()
@@ -108,8 +108,8 @@ class Relays:
             logger.info("relay %s is gone: %s", event.peer[:8], event.reason)
             self.look_again()
         elif isinstance(event, PeerConnected) and len(self._held) < _WANTED:
-            self._avoided.forget(PeerID.parse(event.peer))  # that it did not answer is over
-            # Each search makes connections itself, which must not bring about the next one.
+            self._avoided.forget(PeerID.parse(event.peer))  # it may have been avoided because it did not answer
+            # Each search makes connections itself, which must not cause the next one.
             soonest = self._searched_at + (_AFTER_A_SEARCH if self._held else _SETTLED)
             settled = loop_time() + _SETTLED
             self._search_at = min(self._search_at, max(soonest, settled))
@@ -148,7 +148,8 @@ class Relays:
         return seen is not None and not seen.relayed
 
     async def _renew(self, relay: HeldRelay) -> bool:
-        """Whether the reservation holds on; one that could not be renewed in time may be tried again."""
+        """Renews a reservation. Returns whether it still holds: if the relay cannot be reached, another try follows
+        before it ends."""
         now = loop_time()
         try:
             await self._reserve(relay.peer, relay.round_trip)
@@ -163,7 +164,7 @@ class Relays:
 
     async def _reserve(self, peer: PeerID, round_trip: float) -> None:
         """Raises NetworkError."""
-        self._transport.relays.add(peer)  # before the relay knows it: it may bring somebody at once
+        self._transport.relays.add(peer)  # before the call: once it has granted, the relay may bring somebody at once
         try:
             answer = await self._endpoint.call(peer, RESERVE, Reserve(), Reserved, timeout=_ASKING)
             if answer.seconds < _SHORTEST:
@@ -190,9 +191,10 @@ class Relays:
                 self._avoided.add(best.peer, loop_time())
 
     def _best(self, candidates: list[_RelayCandidate]) -> _RelayCandidate:
-        """The nearest; beside one that is held, one by lot, rather in another network, which does not fail with it.
+        """The nearest if no relay is held; otherwise one by lot, if possible in a network of which none is held.
 
-        Whoever puts relays near a client may be the nearest one. It is not both, but by chance: networks are drawn.
+        Another network does not fail with the first. By lot, because whoever puts relays near a client has the nearest
+        ones: it should hardly ever be both relays of a client.
         """
         taken = {prefix_of_address(seen.remote_address) for peer in self._held if (seen := self._endpoint.seen(peer))}
         elsewhere = [candidate for candidate in candidates if candidate.network not in taken]
