@@ -18,11 +18,11 @@ from swarmcli.network.loop_thread import loop_time
 MIN_CLAIM, MAX_CLAIM = 1e3, 125e6  # bytes per second; above a gigabit the processor limits a round, not the line
 
 
-MOST_ABOVE_MEDIAN = 16.0  # a claim counts as at most so many times the median; a user's figure as 1/16 at least, too
+MOST_ABOVE_MEDIAN = 16.0  # a claim counts as at most this many times the median; a user's figure as 1/16 at least, too
 ALIKE = 1.3  # claims within this factor of the median count as the median: measuring is not exact
 SHORTEST = 0.2  # seconds; a shorter round shows nothing, and gains nothing from better shares
 WINDOWS = 8  # the fastest stretch that counts takes this fraction of a round
-SAMPLES = 128  # of one round; at so many every second one is dropped, and the tick doubles
+SAMPLES = 128  # of one round; when there are this many, every second one is dropped and the tick doubles
 FIRST_TICK = 0.02  # seconds between the first samples
 LIMITED = 0.6  # of this peer's own limit: a rate above that shows the limit, not the line
 STOOD_STILL = 1.0  # seconds by which a sample is late if the process was frozen, or had no processor

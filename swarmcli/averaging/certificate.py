@@ -131,7 +131,7 @@ class Quorum:
 
     @cached_property
     def to_decide(self) -> int:
-        """The quorum: so many equal votes make a certificate."""
+        """The quorum: how many equal votes make a certificate."""
         return (self.total + self.hostile) // 2 + 1
 
     def decides(self, members: Iterable[int]) -> bool:

@@ -21,7 +21,7 @@ MIN_WEIGHT, MAX_WEIGHT = 1e-12, 1e18  # of one sender, besides zero; their ratio
 
 LONGEST_TO_BEGIN = 60.0  # seconds for a member to begin its part: it may still be computing its last batch
 SILENCE = 15.0  # seconds that a stream may bring no byte in its middle; a broken connection is noticed sooner …
-SILENCE_TRIPS = 20.0  # … plus so many round trips
+SILENCE_TRIPS = 20.0  # … plus this many round trips
 TO_OPEN = 20.0  # seconds for a stream to a reducer that can be dialed: that needs no answer of its round
 
 # strangers: fewer than a third of a group may lie. members: all are honest, and may only fail.

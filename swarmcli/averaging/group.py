@@ -56,7 +56,7 @@ class Member:
     addresses: tuple[str, ...] = ()  # where it can be dialed; at relays if it does not listen
     gathered: bytes = b""  # its `gather`, encoded
     search: bytes = b""  # id of the search with which it came: fresh, so that nobody can put it into an old group again
-    ramp: float = math.inf  # its weight counts up to so many times the group's median, see `weights.py`
+    ramp: float = math.inf  # its weight counts up to this many times the group's median, see `weights.py`
     bid: Bid = Bid()  # noqa: RUF009  # its word about its line, see `seats.py`
     standing: bool = False  # it says that it was in the round that led to this tag; such members lead in turn
     claim: float = 0.0  # progress towards the target of a preformed group, by its own word when the group began

@@ -24,8 +24,8 @@ MAX_SECONDS = 1e6  # that a member may say of itself: eleven days
 MAX_PEERS = 4096  # whose lines one averager remembers
 LEAST = 1e-3  # seconds that any sending counts as, since 0 means that nothing has shown the line
 NOISE = 0.5  # seconds of sending that a busy machine or a long distance explains
-SLOWER = 2.0  # a member is slow if it takes longer than so many times what the quickest takes …
-PATIENT = 5.0  # … or than so many seconds plus SLOWER times the computing of an epoch, if that is less
+SLOWER = 2.0  # a member is slow if it takes longer than this many times what the quickest takes …
+PATIENT = 5.0  # … or than this many seconds plus SLOWER times the computing of an epoch, if that is less
 BACK = 1.5  # times its sending time, for a member whose samples did not count: or it would come and go round by round
 TRIAL = 0.1  # of an epoch: so long a round waits for a slow member whose samples never counted, or for an unproven one
 UNKNOWN_EPOCH = 5.0  # seconds that an epoch is assumed to take while nobody has seen one
@@ -114,7 +114,7 @@ def decide(bids: Mapping[PeerID, Bid], target: float, lines: Mapping[PeerID, Lin
     pace = list(accumulate(map(paces.__getitem__, slow), initial=math.fsum(paces[peer] for peer in seen.keys() - slow)))
 
     def epoch(count: int, time: Callable[[PeerID], float]) -> float:
-        """Seconds of an epoch with so many of the slow members. A lone peer sends to nobody."""
+        """Seconds of an epoch with `count` of the slow members. A lone peer sends to nobody."""
         alone = quick + count == 1 and all(bid.sends for bid in bids.values())
         sending = 0.0 if alone else time(slow[count - 1]) if count else quickest
         return target / pace[count] + sending if quick + count else math.inf

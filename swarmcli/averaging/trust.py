@@ -212,7 +212,7 @@ class PeerTrust:
         return self._suspicions[peer].reason if peer in self._suspicions else ""
 
     def admit(self, waited: float) -> bool:
-        """A group has waited so many seconds for samples that peers outside it report, or for anybody but suspects to
+        """A group has waited `waited` seconds for samples that peers outside it report, or for anybody but suspects to
         come. A suspect for which `costs` is no more than that gets its seat back, and stays suspect. Returns whether
         there is one."""
         admitted = [each for each in self._suspicions.values() if 0 < each.seats * each.wait <= waited]

@@ -42,7 +42,7 @@ class RefreshOptions:
     min_refresh_period: float = 0.5
     max_refresh_period: float = 10.0
     default_refresh_period: float = 3.0  # while nobody else is there
-    expected_drift_peers: float = 3.0  # so many peers may join before the epoch ends …
+    expected_drift_peers: float = 3.0  # this many peers may join before the epoch ends …
     expected_drift_rate: float = 0.2  # … or this fraction of those that are there
     metadata_expiration: float = 60.0  # of a report, which is repeated after half of that
 

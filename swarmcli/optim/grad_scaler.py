@@ -34,7 +34,7 @@ class ScaledSteps:
         self._parameters = parameters
         self._run = run
         self.begun = False  # gradients have come with a scaler, so none may come without
-        self._told = (0, 0)  # overflows and global steps of which a scaler has been told
+        self._told = (0, 0)  # overflows and global steps that a scaler has been told of
 
     def step(self, batch: Weighed, scaler: GradScaler | None) -> None:
         """One step of the core. Raises GradScalerError if there was a scaler so far, and now there is none."""
@@ -227,7 +227,7 @@ class GradScaler(torch.amp.GradScaler):
         return 1.0 if self._of(intake).unscaled else self.get_scale()
 
     def note_step(self, intake: ScaledSteps, *, overflow: bool, global_steps: int) -> None:
-        """A local step is over: it may have dropped gradients that overflowed, and has ended so many epochs."""
+        """A local step is over: it may have dropped gradients that overflowed, and has ended `global_steps` epochs."""
         since = self._of(intake)
         since.steps += 1
         since.unscaled = False

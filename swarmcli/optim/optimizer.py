@@ -299,8 +299,8 @@ class Optimizer(torch.optim.Optimizer):
         return loss
 
     def note_loss(self, loss: float, samples: float) -> None:
-        """For loops without a closure: tells the others the mean loss over so many samples, or tokens if these are the
-        weights of `step`. It is only shown, not averaged."""
+        """For loops without a closure: tells the others the mean loss over `samples` samples, or tokens if these are
+        the weights of `step`. It is only shown, not averaged."""
         self.core.metrics.note_loss(loss, samples)
 
     def zero_grad(self, set_to_none: bool = False) -> None:
@@ -371,7 +371,7 @@ class Optimizer(torch.optim.Optimizer):
 
     @property
     def local_epoch(self) -> int:
-        """The epochs that this peer's parameters have behind them since the run began."""
+        """The epochs since the run began that are in this peer's parameters."""
         return self._core.position.epoch
 
     @property

@@ -195,7 +195,7 @@ class Pausing:
         return loop_time() - self.away_since
 
     async def wait(self, seconds: float) -> None:
-        """Waits until the pause ends, for so many seconds at most."""
+        """Waits until the pause ends, for `seconds` at most."""
         await set_within(self._ended, seconds)
 
     async def unless_asked(self, work: Coroutine[Any, Any, T]) -> T | None:

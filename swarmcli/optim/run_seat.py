@@ -19,7 +19,7 @@ from swarmcli.optim.state.replica import Replica
 
 MOST_BEHIND = 2  # epochs by which the state of a trainer that computes may be behind the run
 LOOK_AT_LINE = 5.0  # seconds of a download
-LOOKS_AT_LINE = 4  # the quickest of so many counts, even if one download ends and the next begins
+LOOKS_AT_LINE = 4  # the quickest of this many counts, even if one download ends and the next begins
 # A line that was seen to be too slow is tried again after so many seconds, then after twice as many each time, up to
 # the longest. A try costs the others TRIAL of an epoch at most, or the donor a part of a state.
 FIRST_RETRY, LONGEST_RETRY = 60.0, 960.0
@@ -117,7 +117,7 @@ class RunSeat:
         self._core.node.endpoint.events.emit(Noticed("info", text))
 
     def _spare_line(self, rate: float) -> None:
-        """Leaves a line of so many bytes per second to averaging and states: otherwise this peer would come too late to
+        """Leaves a line of `rate` bytes per second to averaging and states: otherwise this peer would come too late to
         each group. Others' records alone would take a quarter of 10 kB/s."""
         core = self._core
         core.node.rest(rate < math.inf)

@@ -138,5 +138,5 @@ def drawn(secret: bytes, signature: bytes, parts: Iterable[int], chance: float) 
 
 
 def chance_for(share: float, auditors: int) -> float:
-    """The chance with which each of so many auditors checks a part, if together they are to check `share` of all."""
+    """The chance with which each of the `auditors` checks a part, if together they are to check `share` of all."""
     return min(1.0, share / auditors) if auditors else 0.0

@@ -34,7 +34,7 @@ from swarmcli.compression.base import all_finite
 from swarmcli.errors import CompressionError
 from swarmcli.network.identity import PeerID
 
-# An average that is off by more than so many tolerances counts as false; by more than so many, an auditor accuses.
+# Tolerances: an average further off than the first counts as false, and an auditor accuses beyond the second.
 FALSE_BEYOND, ACCUSED_BEYOND = 2, 4
 
 _ROUNDINGS = 8  # roundings of one operation each, for every sender
@@ -179,7 +179,7 @@ def redo(terms: Terms, inputs: Sequence[Input], messages: Mapping[int, TensorMes
 
 
 def _is_within(terms: Terms, redone: Redone, claimed: torch.Tensor, tolerances: float) -> bool:
-    """Whether `claimed` can follow from these inputs if the average was off by so many tolerances.
+    """Whether `claimed` can follow from these inputs if the average was off by `tolerances` tolerances.
 
     A number that is a trifle larger may be rounded up by the codec, so both ends of the tolerance go through the codec
     here. If a codec takes its levels from the content, these move a little too, and single elements go to the next one.

@@ -26,7 +26,7 @@ LIFETIME = 60.0  # seconds for which peers believe a declaration, unless they re
 MAX_MISSES = 2  # waits in vain, after which no group waits for a peer until it has been in a group with this one
 CLOCKS_DIFFER = 1.0  # seconds by which a search may seem to begin in the future
 LEAST_QUIET = 0.015  # seconds without news, after which this peer has heard of all that began together with it …
-QUIET_TRIPS = 3.0  # … but at least so many times what it took to declare and read
+QUIET_TRIPS = 3.0  # … but at least this many times what it took to declare and read
 MAX_BACKOFF = 5  # doublings of the time for which an unreachable candidate is passed over
 
 

@@ -44,7 +44,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner, keep
 from swarmcli.recent import Recent
 
-MAX_BEGUN = 4  # last groups of which this peer tells those that come too late; they may be some rounds late
+MAX_BEGUN = 4  # last groups: this peer tells late comers of them, who may be some rounds late
 WITHDRAWAL = 2.0  # seconds that an ending averager takes to withdraw its declaration
 
 logger = logging.getLogger(__name__)
@@ -142,7 +142,7 @@ class GroupFinder:
             self.search.give_up_leader()
 
     def admit_suspects(self, waited: float) -> None:
-        """The group that forms has waited so many seconds for samples that peers outside it report. A suspect gets its
+        """The group that forms has waited `waited` seconds for samples that peers outside it report. A suspect gets its
         seat back once the wait has cost as much as the suspicion is worth, see `PeerTrust.admit`."""
         if self.search is not None and self._trust.admit(waited):
             self.search.admit()

@@ -30,7 +30,7 @@ BEATS_PER_SECOND = 64.0  # … and most beats of all followers of a leader toget
 
 
 def beat_interval(members: int) -> float:
-    """Seconds between two beats of each follower in a group of so many."""
+    """Seconds between two beats of each follower in a group of `members`."""
     return max(BEAT_INTERVAL, members / BEATS_PER_SECOND)
 
 

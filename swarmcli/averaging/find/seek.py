@@ -304,7 +304,7 @@ class Search:
         return self.lobby.admit(join, now)
 
     def on_beat(self, peer: PeerID, beat: Beat) -> Pulse:
-        """A follower is there, and has done so much."""
+        """A follower is there, and reports its progress."""
         self._wake.set()
         if not self.lobby.report(peer, beat.progress):
             return Pulse()

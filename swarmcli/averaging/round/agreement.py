@@ -34,7 +34,7 @@ from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.prefix import prefix_of_address
 
 AT_ONCE = 8  # calls at a time …
-YOUNG = 0.5  # … where one that has taken so many seconds no longer counts
+YOUNG = 0.5  # … where a call that has taken this many seconds no longer counts
 LOOK = 1.0  # seconds between two looks at who is in reach
 AGAIN = 3.0  # seconds before a member that could not be reached is tried again
 PATIENT = 0.5  # seconds without news, after which a member that holds the result asks the others

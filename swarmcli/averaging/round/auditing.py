@@ -64,7 +64,7 @@ class Audits:
         what they signed."""
         self._mates = mates = means.mates
         self.where, self.group = Exchange(prefix, mates.group.group_id), mates.group
-        self.liars: set[int] = set()  # reducers of which this member has seen the proof
+        self.liars: set[int] = set()  # reducers: this member has seen a proof against each
         self._plan, self._options, self._senders = means.plan, means.options, means.senders
         self._signed, self._faults, self._trust = means.signed, means.faults, trust
         self._inputs = means.mine

@@ -13,7 +13,7 @@ from swarmcli.errors import NetworkError, UnknownMethod
 from swarmcli.network import Endpoint, PeerID
 from swarmcli.network.loop_thread import loop_time
 
-ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, plus so many round trips, for a question that is answered at once
+ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, plus this many round trips, for a question that is answered at once
 # Seconds before each question whether a member has begun; the last one repeats.
 QUESTIONS = (0.5, 0.5, 1.0, 1.0, 1.0, 1.0, 2.0, 4.0, 8.0)
 CONNECTING = 5.0  # seconds for a member that cannot be dialed directly to connect

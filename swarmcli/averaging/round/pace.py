@@ -21,9 +21,9 @@ from swarmcli.network.loop_thread import loop_time
 
 # The time that a stream may take. Its *usual* time is what the streams of its round should take.
 TIMES = 3.0  # times its usual time, …
-LEAST = 1.0  # … but at least so many seconds, …
-TRIPS = 8.0  # … plus so many round trips, …
-MOST_TRIPS = 5.0  # … which count as so many seconds at most
+LEAST = 1.0  # … but at least this many seconds, …
+TRIPS = 8.0  # … plus this many round trips, …
+MOST_TRIPS = 5.0  # … which count as this many seconds at most
 LAST = 4 / 3  # times that, for a stream that by its rate ends by then
 WAITED = 1 / 3  # of that more for a reducer, after others are done: it may have waited for a slow sender
 FOR_SENDERS = 0.45  # of the round's time, for a sender at most: a reducer may have to wait for it …
@@ -39,7 +39,7 @@ UNUSUAL = 16.0  # … times what the last rounds took: beyond that a line has tu
 MARGIN = 1.5  # times what sending would have taken in a round that failed, for the next one
 MOST_STRETCHED = 16.0  # times the user's timeout, at most
 SLOWEST = 128 << 10  # bytes per second by which the time of a round without a timeout is counted …
-AT_LEAST = 300.0  # … plus so many seconds
+AT_LEAST = 300.0  # … plus this many seconds
 HARDLY = 64  # times as long as the round took: a stream that needs more may as well be dead, and more time is no cure
 
 
@@ -62,7 +62,7 @@ class Tempo:
         self.quickly = math.inf  # seconds that the round may take from then on
         self.deadline: asyncio.Timeout | None = None  # of the round
         self.unwaited: Set[int] = frozenset()  # members for whose parts nobody waits …
-        self.grace = math.inf  # … longer than so many seconds
+        self.grace = math.inf  # … longer than this many seconds
         self.took = list[float]()  # seconds since all had begun, of each sender that has brought all of its parts
         self.half_averaged = False  # half of the reducers are done: nobody still computes
         self._planned = CALM * time / TIMES if planned is None else planned
@@ -206,5 +206,5 @@ def longest_sending(timeout: float) -> float:
 
 
 def usual_time(nbytes: int) -> float:
-    """Seconds for a round that has no timeout, over so many bytes: far more than a usual round takes."""
+    """Seconds for a round of `nbytes` that has no timeout: far more than a usual round takes."""
     return AT_LEAST + nbytes / SLOWEST

@@ -119,12 +119,12 @@ class Layout:
         return sum(_larger_bound(codec, each) for each, codec in zip(self.descriptors, self.codecs, strict=True))
 
     def back(self, senders: int) -> float:
-        """Most bytes of averages of so many senders for each byte that one of them brings."""
+        """Most bytes of averages for each byte that one of `senders` senders brings."""
         brought, averages = self._both_directions(senders)
         return averages / max(1, brought)
 
     def round_bytes(self, senders: int) -> int:
-        """Bytes that a member without reducing work sends in a round of so many senders, or receives: the larger."""
+        """Bytes that a member without reducing work sends or receives in a round of `senders` senders: the larger."""
         return max(self._both_directions(senders))
 
     def _both_directions(self, senders: int) -> tuple[int, int]:
@@ -266,7 +266,7 @@ def _ranges(numel: int, shares: Sequence[float]) -> list[tuple[int, int, int]]:
 
 
 def _elements_per_part(segment: Segment, part_size_bytes: int) -> int:
-    """Most elements of a payload of so many bytes, in whole chunks, and at least one chunk."""
+    """Most elements of a payload of `part_size_bytes`, in whole chunks, and at least one chunk."""
     fits, too_many = 1, 2 * part_size_bytes + 1  # no average takes less than half a byte for each
     while too_many - fits > 1:
         middle = (fits + too_many) // 2

@@ -179,7 +179,7 @@ class PreformedGroup:
         await self.close()
 
     def report(self, samples: float) -> None:
-        """This peer has so many samples of the epoch by now. The leader hears of them in the background."""
+        """This peer has `samples` samples of the epoch by now. The leader hears of them in the background."""
         self._samples = samples
         if self._control is not None:
             self._control.report(samples)

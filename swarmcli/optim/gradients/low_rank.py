@@ -57,7 +57,7 @@ def vanished(matrix: torch.Tensor) -> list[int]:
 
 
 def redrawn(matrix: torch.Tensor, columns: Sequence[int], seed: bytes, *label: int) -> torch.Tensor:
-    """The matrix with these columns drawn anew; itself if there are none."""
+    """The matrix with these columns drawn again; the matrix itself if there are none."""
     if not columns:
         return matrix
     result = matrix.clone()

@@ -44,7 +44,7 @@ class LowRankGradientAverager(GradientAverager):
         explains `options`. Raises ValueError and TypeError.
         """
         self._rank = Rank(averager_rank, min_compression_ratio)
-        self._state_epoch = 0  # rounds so far, of which the shared tensors are the outcome
+        self._state_epoch = 0  # rounds so far: the shared tensors are their outcome
         super().__init__(parameters, **options)
 
     def schedule_step(self, scheduled_time: float | None = None, **step_options: Any) -> StepControl:

@@ -91,7 +91,7 @@ class Advanced:
 
 
 def tell_lost(events: Events, samples: float, why: str = "they are of parameters that the run has left") -> None:
-    """Warns that no round will count so many samples of this peer any more."""
+    """Warns that no round will count these samples of this peer any more."""
     if samples > 0:
         events.emit(Noticed("warning", f"{samples:.0f} samples of this peer are lost: {why}"))
 

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 def rate_of(peers: int) -> float:
-    """Bytes per second of a board that each of so many peers reads, see READ_RATE and REPLICA_RATE."""
+    """Bytes per second of a board that each of `peers` peers reads, see READ_RATE and REPLICA_RATE."""
     return min(READ_RATE, REPLICAS * REPLICA_RATE / peers)
 
 

@@ -37,9 +37,9 @@ from swarmcli.state.witnesses import LEAST_WITNESSES
 
 # Seconds
 FIRST_PAUSE, LONGEST_PAUSE = 0.25, 5.0  # between attempts to download: twice as long each time
-PATIENCE_WITH_CLAIMS = 10.0  # for which a settled peer asks for a state of which nothing comes
-# For which a newcomer waits for peers of which only reports are left: reports are kept for so long, and a mere claim
-# may hold nobody up for longer.
+PATIENCE_WITH_CLAIMS = 10.0  # for which a settled peer asks for a state while nothing of it comes
+# For which a newcomer waits for peers that left only reports: these are kept for so long, and a mere claim may hold
+# nobody up for longer.
 PATIENCE_WITH_REPORTS = 60.0
 ALONE_FOR = 15.0  # for which a peer without parameters looks for others if it sees nobody
 STRANDED_AFTER = 3.0  # without anybody who could hand over the state, after which this peer says so

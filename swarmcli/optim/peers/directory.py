@@ -66,7 +66,7 @@ class PeerDirectory:
         self._tasks.keep(self.endpoint.events, self._keep_publishing, self._keep_reading)
 
     def spare(self, line: float) -> None:
-        """Reads and writes less, for a line of so many bytes per second; infinite: the line is quick."""
+        """Reads and writes less, for a line of `line` bytes per second; infinite: the line is quick."""
         self._board.line = line
 
     async def shutdown(self) -> None:

@@ -40,10 +40,10 @@ from swarmcli.optim.state.lineage import Claim, LineagePosition, best, lineage_t
 if TYPE_CHECKING:
     from swarmcli.averaging.certificate import RoundCertificate
 
-LEAST_NETWORKS = 4  # with so many networks of mates, networks count instead of mates, as for the votes of a round
+LEAST_NETWORKS = 4  # with this many networks of mates, networks count instead of mates, as for the votes of a round
 DISTRUST = 120.0  # seconds for which this peer ignores a lineage whose state nobody gave out
 APART = 10.0  # seconds on another lineage, after which a peer counts as parted: most come back at once
-MOST_UNPROVED = 8  # lineages that nobody bears out: people hear of no more than so many
+MOST_UNPROVED = 8  # lineages that nobody bears out: people hear of no more than this many
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +173,7 @@ class Claims:
         self.vouching = Vouching(directory.endpoint, method_of(directory.run_id), self.mates)
         self._endpoint, self._history = directory.endpoint, directory.history
         self._distrusted = Backoff[bytes](DISTRUST, DISTRUST)  # lineages
-        self._told_unproved: set[bytes] = set()  # lineages of which people have been told that nobody vouches for them
+        self._told_unproved: set[bytes] = set()  # lineages: people have been told that nobody vouches for them
         self._set_apart: set[PeerID] = set()
         self._apart_since: dict[PeerID, float] = {}  # swarm time since when a peer's reports tell of another lineage
         self._tasks = TaskOwner()

@@ -256,7 +256,7 @@ class ProgressTrackerCore:
     def report_local_progress(
         self, local_epoch: int, samples_accumulated: int, update_global_samples: bool = True
     ) -> None:
-        """This peer has so many samples towards the end of `local_epoch`; updates its rate.
+        """Takes note of this peer's samples towards the end of `local_epoch`, and updates its rate.
 
         With `update_global_samples` the estimate of everyone's progress takes them in at once.
         """
@@ -296,7 +296,7 @@ class ProgressTrackerCore:
         return epoch
 
     def spare(self, line: float) -> None:
-        """Reads and writes less, for a line of so many bytes per second; infinite: the line is quick."""
+        """Reads and writes less, for a line of `line` bytes per second; infinite: the line is quick."""
         self._board.line = line
 
     def rest(self, rests: bool) -> None:

@@ -109,12 +109,12 @@ class PeerMetrics:
         self._epoch_began = loop_time()
 
     def leave_out(self, seconds: float) -> None:
-        """For so many seconds this peer waited for others: they do not count in the length of the present epoch."""
+        """This peer waited for others: these seconds do not count in the length of the present epoch."""
         if self._epoch_began is not None:
             self._epoch_began += seconds
 
     def note_loss(self, loss: float, weight: float) -> None:
-        """`loss` is a mean in the present epoch over so many samples, or over the weight of its steps, if that is
+        """`loss` is a mean in the present epoch over `weight`: samples, or the weight of its steps if that is
         another. A loss beyond MOST_LOSS, or that is no number, does not count."""
         if abs(loss) < MOST_LOSS and weight > 0:
             self._loss_sum += loss * weight

@@ -27,7 +27,7 @@ from swarmcli.optim.state.replica import Replica
 BUCKETS = 16  # a distance is usually off by a fifth then: the ones that matter are orders of magnitude larger
 SKETCH_BYTES = 4 * BUCKETS
 _ROW = 4096  # elements
-_ROWS = 16  # so many rows have signs of their own, which then repeat
+_ROWS = 16  # this many rows have signs of their own, which then repeat
 _SLAB = _ROWS * _ROW  # elements that are sketched at a time: half a megabyte in float64 stays in the cache
 
 

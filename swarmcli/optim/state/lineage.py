@@ -47,7 +47,7 @@ def lineage_of_resumed(run_id: str, lineage: bytes) -> bytes:
 
 
 def next_lineage(lineage: bytes, round_id: bytes, epoch: int, samples: int) -> bytes:
-    """The lineage after the round `round_id` on `lineage`, which led to this epoch and to so many samples in all."""
+    """The lineage after the round `round_id` on `lineage`, which led to `epoch` epochs and `samples` samples in all."""
     counts = epoch.to_bytes(8, "big") + samples.to_bytes(8, "big")
     return hashlib.sha256(b"swarm lineage 2" + lineage + counts + round_id).digest()
 
@@ -66,7 +66,7 @@ class LineagePosition:
     lineage: bytes
 
     def after(self, round_id: bytes, samples: int) -> LineagePosition:
-        """The position after the round `round_id`, with so many samples, at this one."""
+        """The position after the round `round_id`, of `samples` samples, at this one."""
         total = min(self.samples + samples, MAX_COUNT)  # a member may claim any number
         epoch = self.epoch + 1
         return LineagePosition(epoch, total, next_lineage(self.lineage, round_id, epoch, total))
@@ -161,7 +161,7 @@ class PositionHistory:
         return self._positions[0][1] if self._positions else None
 
     def trail(self, position: LineagePosition, most: int) -> tuple[bytes, ...]:
-        """The latest lineages before `position`, at most so many, oldest first."""
+        """The latest lineages before `position`, at most `most`, oldest first."""
         before = [each.lineage for _, each in list(self._positions)[-most - 1 :] if each != position]
         return tuple(before[-most:])
 

@@ -98,7 +98,7 @@ def _twin(scheduler: Any, optimizer: Any) -> Any:
 
 
 def _parts(scheduler: Any, state: Mapping[str, Any]) -> Sequence[Any]:
-    """The schedulers of which one is made; () for any other."""
+    """The schedulers that a composite scheduler consists of; () for any other scheduler."""
     parts = getattr(scheduler, "_schedulers", ())
     return parts if "_schedulers" in state and all(hasattr(part, "state_dict") for part in parts) else ()
 
