@@ -147,7 +147,8 @@ def _evaluated(recipe: Recipe, rows: bool) -> list[tuple[AnyDataset, TextSource]
 
 
 def _check_disjoint(recipe: Recipe, source: TextSource) -> None:
-    """Refuses files that are trained on as well. Two datasets of the Hub can be compared by their names alone."""
+    """Raises DataError if `source` has files that are trained on as well. Datasets of the Hub are not compared here:
+    `recipe.rules` compares the values that choose their rows."""
     trained = {file.resolve() for each in recipe.datasets for file in open_source(recipe, each).files}
     both = sorted(file for file in source.files if file.resolve() in trained)
     if both:
