@@ -46,7 +46,9 @@ class CoreRunner(Generic[C]):
     @property
     def is_alive(self) -> bool:
         starting = self._starting
-        return not self._closed and starting is not None and starting.done() and not starting.cancelled()
+        if self._closed or starting is None or not starting.done() or starting.cancelled():
+            return False
+        return starting.exception() is None  # `start` without `wait` raises nothing itself
 
     def start(self, make: Callable[[], Coroutine[Any, Any, C]], *, wait: bool, timeout: float | None) -> None:
         """Runs `make` on the loop. RuntimeError after an earlier `start` or `shutdown`.

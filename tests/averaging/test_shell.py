@@ -36,6 +36,15 @@ def test_a_core_that_does_not_come_up_leaves_nothing() -> None:
         runner.start(make, wait=True, timeout=60)
 
 
+def test_a_core_that_does_not_come_up_in_the_background_is_not_alive() -> None:
+    runner: CoreRunner[Core] = CoreRunner("the thing", 5.0)
+    runner.start(fail, wait=False, timeout=None)
+    with pytest.raises(OSError, match="no such thing"):
+        runner.call(lambda core: core)
+    assert not runner.is_alive
+    runner.shutdown()
+
+
 def test_a_core_that_does_not_end_is_cut_off() -> None:
     class Stubborn(Core):
         async def shutdown(self) -> None:
