@@ -19,8 +19,8 @@ import msgspec
 
 from swarmcli.averaging.config import Trust
 from swarmcli.averaging.group import GROUP_ID_BYTES, MAX_MEMBERS, NONCE_BYTES, Group, group_id_of
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
-from swarmcli.network.limits import MAX_TAG_BYTES
 
 LEAST_GUARDED = 4  # voters: with fewer f would be zero
 DIGEST_BYTES = 32

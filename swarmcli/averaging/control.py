@@ -19,8 +19,8 @@ from swarmcli.clock import Clock
 from swarmcli.errors import RoundFailed, RoundUndecided
 from swarmcli.events import RoundFinished, RoundOutcome
 from swarmcli.network import wire
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import SwarmFuture, loop_time
 from swarmcli.network.wire.messages import MOST
 

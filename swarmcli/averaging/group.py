@@ -19,8 +19,8 @@ from swarmcli.averaging.checks import MAX_BANDWIDTH
 from swarmcli.averaging.seats import Bid
 from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.identity import SIGNATURE_BYTES, Identity, PeerID, verify
-from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.prefix import prefix_of_address
 from swarmcli.network.wire.messages import MOST
 

@@ -8,8 +8,8 @@ from functools import partial
 
 from swarmcli.backoff import Backoff
 from swarmcli.network.addresses import Scope, is_direct, readable
+from swarmcli.network.bounds import MAX_ADDRESSES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.recent import Recent
 
 # How long addresses that fail rest, and when they are forgotten. Times in seconds.

@@ -18,8 +18,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, get_args
 
 from swarmcli.errors import AddressError
+from swarmcli.network.bounds import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 
 Scheme = Literal["tcp", "memory", "relay"]
 Family = Literal["IPv4", "IPv6", "memory"]

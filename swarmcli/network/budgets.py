@@ -21,10 +21,10 @@ Rows of this module are kept by a `Ledger`. Bounds of other layers stand beside 
     dials that fail where others pointed to        64 a host       -                     256, 8/s      dialer.py
     dials for others: back, or by punching         6, 1 a minute   24, 1 in 10 s         120, 2/s      reach/budgets.py
     probes held for others                         -               -                     256           probes.py
-    peers in the address book                      8 addresses     -                     4096 + 4096   limits.py
+    peers in the address book                      8 addresses     -                     4096 + 4096   bounds.py
     reservations at a relay, its circuits          its options     32, 192               its options   reach/relaying.py
     samples of the swarm's clock, of which votes   1               4, 1 (4)              64            clock.py
-    a round trip that patience goes by             -               -                     1.5 s         limits.py
+    a round trip that patience goes by             -               -                     1.5 s         bounds.py
     members of rounds that are remembered          -               -                     65536         round/service.py
     correction of the swarm's clock                -               -                     1 hour        clock.py
     records under one key of the hash table        512             512 (4096)            4096          dht/bounds.py

@@ -15,10 +15,10 @@ from swarmcli.clock import Clock
 from swarmcli.errors import ConnectionLost, ProtocolViolation
 from swarmcli.events import Events, PeerRefused
 from swarmcli.network.address_book import AddressBook
+from swarmcli.network.bounds import MAX_ADDRESSES, MAX_KNOWN_PEERS
 from swarmcli.network.dialer import Dialer
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Ledgers
-from swarmcli.network.limits import MAX_ADDRESSES, MAX_KNOWN_PEERS
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.transports.base import Connection, Transport

@@ -12,8 +12,8 @@ from typing import TypeAlias
 from swarmcli.errors import AddressError, ConnectError, WrongPeerError
 from swarmcli.network.address_book import AddressBook
 from swarmcli.network.addresses import is_direct, parse_address, scope_of
+from swarmcli.network.bounds import DIAL_STAGGER, DIAL_TIMEOUT
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import DIAL_STAGGER, DIAL_TIMEOUT
 from swarmcli.network.token_bucket import Meter
 from swarmcli.network.transports.base import Connection, Purpose, Transport
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable
 from swarmcli.clock import Clock
 from swarmcli.events import Events
 from swarmcli.network.addresses import Scope, is_direct
+from swarmcli.network.bounds import MAX_KNOWN_PEERS
 from swarmcli.network.context import EndpointContext, Traffic
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_KNOWN_PEERS
 from swarmcli.network.peers import Peers, horizon_of
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection, Transport

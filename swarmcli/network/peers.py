@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 from swarmcli.errors import AddressError, ConnectionLost
 from swarmcli.network.addresses import Scope, parse_address, scope_of
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.streams.channel import StreamChannel
 from swarmcli.network.transports.base import Connection
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from swarmcli.errors import ConnectError, ConnectionLost, NetworkError, PeerUnreachable, ProtocolViolation
 from swarmcli.network.addresses import is_direct, parse_address
+from swarmcli.network.bounds import MAX_ADDRESSES
 from swarmcli.network.control.channel import ControlChannel
 from swarmcli.network.control_pool import ControlPool
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import HandshakeRates
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.neighbours import Neighbours
 from swarmcli.network.peers import Peer

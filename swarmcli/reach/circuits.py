@@ -36,9 +36,9 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Scheme, is_direct, parse_address
+from swarmcli.network.bounds import DIAL_TIMEOUT
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import DIAL_TIMEOUT
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.token_bucket import Meter

@@ -15,9 +15,9 @@ from dataclasses import replace
 import psutil
 
 from swarmcli.network.addresses import Address, parse_address
+from swarmcli.network.bounds import MAX_ADDRESSES
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.reach.verdict import (
     AskedContact,

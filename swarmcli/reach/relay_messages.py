@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import msgspec
 
 from swarmcli.network import wire
+from swarmcli.network.bounds import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.transports.tcp.handshake import TOKEN_BYTES
 
 OFFER = "relay.room"  # calls, by a client to a relay: what it would give …

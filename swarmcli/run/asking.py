@@ -12,8 +12,8 @@ import pydantic
 from pydantic import ConfigDict, Field
 
 from swarmcli.dht import DHT, DHTNode, OwnedSubkey
+from swarmcli.network.bounds import MAX_ADDRESSES
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import MAX_ADDRESSES
 from swarmcli.network.membership import Membership
 from swarmcli.run.contributions import Attestation, Tables, fetch_attestation, fetch_tables, writers_among
 

@@ -25,8 +25,8 @@ from swarmcli.errors import DHTError, NetworkError, StateDownloadError
 from swarmcli.events import Event, OwnAddressesChanged, StateDonated, StateDownloaded
 from swarmcli.network import wire
 from swarmcli.network.addresses import bounded
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.network.task_owner import TaskOwner
 from swarmcli.network.wire.messages import MOST

@@ -10,8 +10,8 @@ import asyncio
 from collections.abc import Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Buffer, Purpose, Receiver
 from swarmcli.network.transports.frames import FrameReader, FrameWriter, goodbye_frame

@@ -11,8 +11,8 @@ from typing import Literal, NamedTuple
 
 from swarmcli.errors import ConnectError, HandshakeError, ListenError, NotAMember, WrongPeerError
 from swarmcli.network.addresses import Address, Family, Scheme, parse_address
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
 from swarmcli.network.transports.base import Accept, Join, Purpose

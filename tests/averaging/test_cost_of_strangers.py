@@ -19,8 +19,8 @@ from swarmcli.averaging.group import MAX_MEMBERS, Group, Member
 from swarmcli.averaging.round.messages import OpenExchange
 from swarmcli.errors import NetworkError
 from swarmcli.network import Identity, PeerID
+from swarmcli.network.bounds import LONGEST_ROUND_TRIP
 from swarmcli.network.control.channel import ControlChannel
-from swarmcli.network.limits import LONGEST_ROUND_TRIP
 from swarmcli.testing import MemoryNetwork
 from tests.averaging.rounds import Kind, Swarm
 from tests.network.worlds import endpoints

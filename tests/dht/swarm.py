@@ -10,9 +10,9 @@ from typing import Any
 from swarmcli.clock import Clock
 from swarmcli.dht import DHTNode
 from swarmcli.dht.routing import Contact
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.endpoint import Endpoint
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.testing.memory_network import MemoryNetwork
 from swarmcli.testing.virtual_time import EPOCH
 

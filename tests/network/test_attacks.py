@@ -13,9 +13,9 @@ from contextlib import asynccontextmanager
 import pytest
 
 from swarmcli.errors import ConnectionLost, HandshakeError, ProtocolViolation, WrongPeerError
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.budgets import Budget, Budgets
 from swarmcli.network.identity import Identity
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Purpose
 from swarmcli.network.transports.tcp.handshake import PROTOCOL_VERSION, GreetingKind, listener_context
 from tests.simulation import faults, in_real_time

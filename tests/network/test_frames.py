@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from swarmcli.network import Identity, PeerID, wire
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.transports.frames import FrameReader, PeerSaidGoodbye, frame_start, goodbye_frame
 
 LIMITS = NetworkLimits(max_message=50, max_payload=200)

@@ -20,8 +20,8 @@ from swarmcli.averaging.config import check_group_bits, check_terms
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, MAX_MEMBERS, Dialable, Member
 from swarmcli.averaging.seats import NOISE, Bid
 from swarmcli.network.addresses import bounded
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_TAG_BYTES
 from swarmcli.network.wire.messages import Amount, Moment
 
 SEARCH_BYTES = 16

@@ -28,7 +28,7 @@ from swarmcli.concurrency import OFFLOAD_FROM, on_executor
 from swarmcli.errors import StateDownloadError
 from swarmcli.events import PeerRefused
 from swarmcli.network import Endpoint, PeerID, wire
-from swarmcli.network.limits import MAX_TAG_BYTES
+from swarmcli.network.bounds import MAX_TAG_BYTES
 from swarmcli.network.loop_thread import offload
 from swarmcli.state.donor import StateDonor
 from swarmcli.state.download import DownloadProgress, download_state

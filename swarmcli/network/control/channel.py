@@ -15,9 +15,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from swarmcli.clock import SAMPLE_LIFE
 from swarmcli.errors import ConnectionLost, ProtocolViolation
+from swarmcli.network.bounds import LONGEST_ROUND_TRIP, NetworkLimits
 from swarmcli.network.context import EndpointContext
 from swarmcli.network.control.serving import IncomingCalls
-from swarmcli.network.limits import LONGEST_ROUND_TRIP, NetworkLimits
 from swarmcli.network.prefix import Prefix
 from swarmcli.network.transports.base import Connection
 from swarmcli.network.wire.codec import decode_body, decode_header, encode, encode_body

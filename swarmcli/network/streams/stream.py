@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 
 from swarmcli.errors import CallError, ConnectionLost, EndOfStream, ProtocolViolation
 from swarmcli.events import GOODBYE
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.identity import PeerID
 from swarmcli.network.ledger import Account
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.transports.base import Buffer, Connection
 from swarmcli.network.wire.codec import decode_body, encode
 from swarmcli.network.wire.messages import Finish, Piece

@@ -17,8 +17,8 @@ from enum import IntEnum
 from typing import Protocol, TypeAlias
 
 from swarmcli.network.addresses import Family, Scheme
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.identity import Identity, PeerID
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.rates import LinkRates
 

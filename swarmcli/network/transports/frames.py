@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 
 from swarmcli.errors import ConnectionLost, ProtocolViolation
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.rates import LARGEST_PIECE, LinkWay
 from swarmcli.network.transports.base import Buffer, Receiver
 from swarmcli.words import printable

@@ -14,8 +14,8 @@ from swarmcli.averaging.seats import MAX_SECONDS
 from swarmcli.dht import OwnedSubkey
 from swarmcli.dht.records import encode_value
 from swarmcli.events import EpochAdvanced, EpochCredited, EpochReported, Events, Noticed
+from swarmcli.network.bounds import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.identity import PeerID
-from swarmcli.network.limits import MAX_ADDRESS, MAX_ADDRESSES
 from swarmcli.network.loop_thread import loop_time
 from swarmcli.optim.config import PeerDescription, Role
 from swarmcli.optim.state.drift import TOLD_BYTES

@@ -21,9 +21,9 @@ from typing import cast
 
 from swarmcli.errors import ConnectionLost, HandshakeError, NetworkError, ProtocolViolation
 from swarmcli.network.addresses import Scope, scope_of
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import Ledger
-from swarmcli.network.limits import NetworkLimits
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
 from swarmcli.network.rates import LinkRates, LinkWay

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import cast
 
 from swarmcli.errors import ConnectionLost
-from swarmcli.network.limits import NetworkLimits
+from swarmcli.network.bounds import NetworkLimits
 from swarmcli.network.rates import LinkWay
 from swarmcli.network.transports.frames import FrameReader, FrameWriter
 from swarmcli.network.transports.tcp.system import bytes_in_system_buffer, wake_at

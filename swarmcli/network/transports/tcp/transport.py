@@ -22,10 +22,10 @@ from swarmcli.errors import (
     WrongPeerError,
 )
 from swarmcli.network.addresses import Address, Family, Scheme, parse_address
+from swarmcli.network.bounds import DIAL_STAGGER, NetworkLimits
 from swarmcli.network.budgets import allow_descriptors
 from swarmcli.network.identity import Identity, PeerID
 from swarmcli.network.ledger import HandshakeRates, Ledger
-from swarmcli.network.limits import DIAL_STAGGER, NetworkLimits
 from swarmcli.network.loop_thread import loop_time, set_within
 from swarmcli.network.membership import Membership
 from swarmcli.network.prefix import prefix_of
