@@ -250,7 +250,7 @@ def in_words(made: ContributionCertificate) -> list[str]:
             f"there for {format_duration(entry.uptime)} (seen)"
         )
     lines.append(
-        "All signatures are good, the peer's own too: whoever made this file has its key."
+        "All signatures are good, the peer's own too: the maker of this file has its key."
         if made.signature
         else "The monitors' signatures are good; the peer itself has not signed it."
     )

@@ -67,7 +67,7 @@ def init(
     ] = None,
     invite: Annotated[
         bool,
-        typer.Option("--invite/--open", help="Closed: only whom you invite takes part, and the run key is made too."),
+        typer.Option("--invite/--open", help="A closed run: only those you invite take part; its key is made too."),
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", hidden=True, help="For scripts: nothing is asked any more.")] = False,
 ) -> None:

@@ -117,7 +117,7 @@ class Systemd(Manager):
     def hint(self) -> str:
         if _ask("loginctl", "show-user", _user(), "-p", "Linger", "--value", strict=False) == "yes":
             return ""
-        return f"it ends when you log out; so that it goes on: sudo loginctl enable-linger {shlex.quote(_user())}"
+        return f"it ends when you log out; to have it go on, type: sudo loginctl enable-linger {shlex.quote(_user())}"
 
     def log_of(self, name: str) -> str:
         return f"journalctl --user -u {self.file(name).name}"

@@ -144,7 +144,7 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has {recipe.micro_batch} × "
         f"{recipe.accumulation_steps}",
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
-        "access": "closed: only whom its owner invites takes part" if recipe.access == "invite" else "open to all",
+        "access": "closed: only peers that its owner invites take part" if recipe.access == "invite" else "open to all",
         "trust": recipe.trust,
         "ends": f"after epoch {recipe.max_epochs}" if recipe.max_epochs else "when nobody trains any more",
         "output": str(recipe.output_dir),

@@ -123,7 +123,7 @@ class Collaboration:
         self._settings = [dict(group) for group in self.optimizer.param_groups]
         if checkpoint is None and getattr(self.model, "lacks_weights", False):
             lacking = (
-                f"the weights of {recipe.base_model}, which whoever begins the run needs, are not on this computer"
+                f"this computer lacks the weights of {recipe.base_model}, which the peer that begins the run needs"
             )
             self.optimizer.call(lambda core: core.catch_up.lack_parameters(lacking))
         if peer.role != "auxiliary":

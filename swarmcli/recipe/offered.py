@@ -363,11 +363,10 @@ def _problems(recipe: Recipe) -> Iterator[Problem]:
 
 
 _PROGRAM = (
-    "is a program that would run at whoever joins; write chatml, or leave it out and save the template with the "
-    "tokenizer"
+    "is a program that volunteers would run; write chatml, or leave it out and save the template with the tokenizer"
 )
 _OUTSIDE = (
-    "leads out of the run's data directory, so it would read other files of whoever joins; write it relative, without "
+    "leads out of the run's data directory, so it would read other files of a volunteer; write it relative, without "
     "`..` and `~`, and say by local.data_dir where it begins on your own computer"
 )
 

@@ -351,7 +351,7 @@ def alarm(optimizer: Optimizer) -> str:
             return f"This peer waits: {waits}"
         holders = [report for report in optimizer.peers().values() if report.phase in ("training", "following")]
         if not holders:
-            return f"This peer waits: nobody whom it can reach holds the state of this run. {REMEDY}"
+            return f"This peer waits: no peer in its reach holds the state of this run. {REMEDY}"
         holds = "holds" if len(holders) == 1 else "hold"
         return f"This peer waits: {_named(holders)} {holds} the state of this run, out of its reach. {REMEDY}"
     if not apart or not any(each.role == "trainer" for each in (own, *optimizer.peers().values())):

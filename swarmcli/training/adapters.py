@@ -305,7 +305,7 @@ def quantization(recipe: Recipe) -> Any:
     here = [f"{name}=={found}" for name in ("bitsandbytes", "torchao") if (found := _installed(name))]
     if recipe.quantized_by is None:
         fix = f"add for example `quantized_by: {here[0]}`" if here else "install bitsandbytes or torchao, and name it"
-        raise RecipeError(f"{recipe.origin(key)}: {key}: by what has to be the same at all peers; {fix}")
+        raise RecipeError(f"{recipe.origin(key)}: {key}: all peers must quantize with the same package; {fix}")
     if recipe.quantized_by not in here:
         raise RecipeError(
             f"{recipe.origin('quantized_by')}: quantized_by: {recipe.quantized_by} is not installed here"

@@ -87,7 +87,7 @@ class RememberedStream:
             if self._written:  # warns once, and not after every epoch while the disk stays full
                 self._written = False
                 logger.warning(
-                    "where this peer stands in its data was not written to %s: %s; make room there, or it begins its "
+                    "this peer's place in its data was not written to %s: %s; make room there, or it begins its "
                     "data anew at its next start",
                     self._file,
                     error.strerror,

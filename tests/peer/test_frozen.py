@@ -113,6 +113,6 @@ def test_whoever_begins_a_run_needs_the_weights(pretrained: Any, monkeypatch: py
     monkeypatch.setattr(catch_up, "ALONE_FOR", 0.1)
     monkeypatch.setattr(catch_up, "LOOK_AGAIN", 0.05)
     alone = pretrained("without", role=role)
-    with pytest.raises(NoDonorReachable, match=r"the weights of .*, which whoever begins the run needs, are not on"):
+    with pytest.raises(NoDonorReachable, match=r"lacks the weights of .*, which the peer that begins the run needs"):
         alone.end()
     assert not list(alone.home.glob("checkpoints/*"))

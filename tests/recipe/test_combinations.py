@@ -212,7 +212,7 @@ def test_what_goes_together_is_taken() -> None:
 
 def test_a_link_brings_no_program(tmp_path: Path) -> None:
     for key in ("chat_template", "datasets.0.chat_template"):
-        with pytest.raises(RecipeError, match=f"{key} is a program that would run at whoever joins; write chatml"):
+        with pytest.raises(RecipeError, match=f"{key} is a program that volunteers would run; write chatml"):
             offered(small(CHAT, f"{key}='{{{{ messages }}}}'"))
     assert json.loads(offered(small(CHAT, "chat_template=chatml")))["chat_template"] == "chatml"
 
