@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import hashlib
 import io
 import json
@@ -25,6 +24,7 @@ logger = logging.getLogger(__name__)
 
 # the encoding of all files. It is part of identities: those of a former version lack it, and its places are others
 UTF_8 = "utf-8"
+CONTINUATION = bytes(range(0x80, 0xC0))  # bytes of a character of UTF-8 after its first
 
 Place: TypeAlias = tuple[int, ...]  # in a pass over a source; each source has its own kind
 
@@ -278,10 +278,12 @@ class FileSource:
         try:
             with file.open("rb") as stream:
                 stream.seek(start)
-                data = stream.read(size)
-            if start:  # without the rest of a character that the segment before began
-                data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]
-            text = codecs.getincrementaldecoder(UTF_8)().decode(data, final=ends)
+                data, after = stream.read(size), b"" if ends else stream.read(3)
+            # A character belongs to the segment in which it begins, with all of its two to four bytes.
+            if start:
+                data = data[:3].lstrip(CONTINUATION) + data[3:]
+            data += after[: len(after) - len(after.lstrip(CONTINUATION))]
+            text = data.decode(UTF_8)
             if "PRIVATE KEY-----" in text[:50]:
                 return BadRow("it is a private key")
         except OSError as error:
