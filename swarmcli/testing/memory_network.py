@@ -58,7 +58,7 @@ class MemoryNetwork(Cables):
     ) -> MemoryTransport:
         """A peer's access to this network, at memory://<host>[:<port>] if it may listen. `host`: the short form of the
         peer's id unless given; peers of one host are on one computer. With a `port`, each dial comes from another port.
-        `behind`: a router, from behind which alone it can then be dialed."""
+        `behind`: a router; only peers behind the same one can dial it then."""
         place = _Place(behind, host or identity.peer_id.short, port)
         transport = MemoryTransport(self, identity, place, listening=listening, limits=limits or NetworkLimits())
         self._transports[place] = transport

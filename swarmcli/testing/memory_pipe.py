@@ -55,9 +55,8 @@ class MemoryPipe:
     def travel(self, packet: Packet) -> None:
         """The packet has left the other end's line and will reach this one's, after those before it."""
         arrival = self._loop.time() + self._cables.latency(self.peer_id, self.own_id)
-        behind = packet.size / 1e9 if packet.follows else 0  # seconds, at 1 GB/s if no line is slow
-        in_line = self._last_arrival + behind
-        self._last_arrival = max(arrival, in_line)
+        gap = packet.size / 1e9 if packet.follows else 0  # seconds after the packet before: 1 GB/s if no line is slow
+        self._last_arrival = max(arrival, self._last_arrival + gap)
         self._travelling.append(packet)
         self._loop.call_at(self._last_arrival, self._reach_link)
 

@@ -291,7 +291,7 @@ class ControlChannel:
     def _measured(self, sent_raw: float, sent_at: float, received: float, replied: float) -> None:
         clock = self._context.clock
         dialed = self.connection.dialed or bool(self._context.book.first_hand(self.peer_id))
-        # Peers behind one relay are not spared: an attacker has as many relays as keys.
+        # Peers that come through one relay count as one voice: an attacker may have as many relays as keys.
         near = self.prefix.kind in ("host", "LAN")
         now, network = clock.raw(), self.prefix
         clock.observe(self.peer_id, sent_raw, received, replied, now, network=network, shared=near, dialed=dialed)

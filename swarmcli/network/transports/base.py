@@ -43,7 +43,7 @@ class Receiver(Protocol):
     def payload_buffer(self, header: bytes, size: int) -> memoryview | None:
         """Memory of exactly `size` bytes to read the payload into. Called only if size > 0.
 
-        None: there is none now; `reading_wanted` is False from then on, and this is called again once it is not.
+        None: there is none now; `reading_wanted` is False from then on, and this is called again once that is True.
         Raising ProtocolViolation closes the connection with that reason.
         """
 
