@@ -26,7 +26,7 @@ from swarmcli.state.snapshot import copies_of
 ROOM_TO_TELL = 40  # bytes of what a member gathers, at most
 # No reference that others refer to has larger numbers, so float16 holds any difference to it from numbers of that size:
 # whatever a liar has made of an average, the next one can be right again.
-MOST = 2.0**15
+MOST = 32_752.0  # half of the largest number of float16
 
 
 class ReferenceTold(msgspec.Struct, frozen=True, array_like=True):
