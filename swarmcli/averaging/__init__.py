@@ -3,9 +3,9 @@
 from swarmcli.averaging.aggregators import Aggregator, CenteredClip, Mean, Median, TrimmedMean
 from swarmcli.averaging.averager import AveragingMode, DecentralizedAverager
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.result import RoundResult
+from swarmcli.averaging.step_control import AveragingStage, RoundRequest, StepControl
 
 __all__ = [
     "Aggregator",

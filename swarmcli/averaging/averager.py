@@ -15,12 +15,12 @@ import torch
 from swarmcli.averaging.aggregators import Aggregator, Mean
 from swarmcli.averaging.checks import check_flags, check_numbers, check_tensors
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions, Trust
-from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.shell import CoreRunner
+from swarmcli.averaging.step_control import RoundRequest, StepControl
 from swarmcli.compression import CompressionBase, CompressionInfo, NoCompression
 from swarmcli.dht import DHT
 from swarmcli.errors import AveragingError, StateDownloadError

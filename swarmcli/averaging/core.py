@@ -14,13 +14,6 @@ import torch
 
 from swarmcli.averaging.aggregators import Mean
 from swarmcli.averaging.config import AveragerConfig
-from swarmcli.averaging.control import (
-    AveragingStage,
-    Chronicle,
-    RoundRequest,
-    StepControl,
-    encode_gathered,
-)
 from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.group import MAX_GATHERED_BYTES, Group
 from swarmcli.averaging.round.allreduce import Allreduce
@@ -31,6 +24,13 @@ from swarmcli.averaging.round.plan import Layout, compression_term
 from swarmcli.averaging.round.program import RoundProgram
 from swarmcli.averaging.round.result import RoundResult
 from swarmcli.averaging.round.service import AllreduceService
+from swarmcli.averaging.step_control import (
+    AveragingStage,
+    Chronicle,
+    RoundRequest,
+    StepControl,
+    encode_gathered,
+)
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Pledges
 from swarmcli.backoff import growing

@@ -29,10 +29,10 @@ _PANELS = {
     },
     "Your peers on this computer": {
         "status:status": "Show what your peers on this computer do, and how their runs go.",
-        "control:pause": "Let your peers on this computer pause: they hand in what they have computed, and "
+        "pausing:pause": "Let your peers on this computer pause: they hand in what they have computed, and "
         "leave the processor alone.",
-        "control:resume": "Let your peers on this computer go on after a pause.",
-        "control:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
+        "pausing:resume": "Let your peers on this computer go on after a pause.",
+        "pausing:stop": "Let your peers on this computer leave, once they have handed in what they have computed.",
         "service:app": "Start a peer whenever you log in, and again after a failure; on Linux it goes on after you "
         "log out.",
         "limits:app": "Show and set how much of this computer your peers may take, and when.",

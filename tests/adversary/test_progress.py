@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from swarmcli.averaging.audit.signed import digest_of
-from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.group import Member
 from swarmcli.averaging.round.buffers import Average, root_of
 from swarmcli.averaging.seats import Seats
+from swarmcli.averaging.step_control import RoundRequest, StepControl
 from swarmcli.errors import RoundFailed
 from swarmcli.network import Identity
 from tests.adversary.company import go_on, liar_of, round_beside, trained

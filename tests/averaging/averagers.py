@@ -11,11 +11,11 @@ import torch
 
 from swarmcli.averaging import RoundResult
 from swarmcli.averaging.config import AllreduceOptions, AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.core import AveragerCore, GetState
 from swarmcli.averaging.find.seek import Search
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.program import RoundProgram
+from swarmcli.averaging.step_control import RoundRequest, StepControl
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode
 from swarmcli.errors import SwarmError

@@ -11,11 +11,11 @@ from typing import Any
 import torch
 
 from swarmcli.averaging.config import AveragerConfig, MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest, StepControl
 from swarmcli.averaging.find.finder import GroupFinder
 from swarmcli.averaging.find.messages import Candidate, Join, Offer
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.round.plan import Layout
+from swarmcli.averaging.step_control import RoundRequest, StepControl
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.clock import Clock
 from swarmcli.dht.node import DHTNode

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from swarmcli.averaging import RoundResult
-from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
+from swarmcli.averaging.step_control import AveragingStage, RoundRequest, StepControl
 from swarmcli.errors import MatchmakingError, NoReducerError, RoundFailed
 from tests.averaging.averagers import (
     Averagers,

@@ -14,9 +14,9 @@ from itertools import islice
 from statistics import mode
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest
 from swarmcli.averaging.find.messages import Candidate, Rank, rank_of, search_id
 from swarmcli.averaging.group import Group
+from swarmcli.averaging.step_control import RoundRequest
 from swarmcli.errors import FingerprintError
 from swarmcli.network.identity import PeerID
 from swarmcli.recent import Recent

@@ -12,7 +12,6 @@ import msgspec
 
 from swarmcli.averaging.bandwidth import LineGauge, comparable
 from swarmcli.averaging.config import AveragerConfig, check_group_bits
-from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.candidates import Memory
 from swarmcli.averaging.find.declarations import Declarations, next_bits
 from swarmcli.averaging.find.messages import (
@@ -34,6 +33,7 @@ from swarmcli.averaging.group import NONCE_BYTES, Group, Member
 from swarmcli.averaging.round.plan import Layout
 from swarmcli.averaging.seats import MAX_SECONDS, Bid, Lines, Seats
 from swarmcli.averaging.shares import reducing_shares
+from swarmcli.averaging.step_control import StepControl
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
 from swarmcli.dht.node import DHTNode

@@ -22,7 +22,6 @@ from typing import Any
 import msgspec
 
 from swarmcli.averaging.config import MAX_TERM_LENGTH, MatchmakingOptions
-from swarmcli.averaging.control import StepControl
 from swarmcli.averaging.find.candidates import Candidates, Entry, Memory
 from swarmcli.averaging.find.declarations import Declarations
 from swarmcli.averaging.find.lobby import Lobby, beat_interval
@@ -40,6 +39,7 @@ from swarmcli.averaging.find.messages import (
 )
 from swarmcli.averaging.group import Group
 from swarmcli.averaging.seats import Lines
+from swarmcli.averaging.step_control import StepControl
 from swarmcli.averaging.trust import PeerTrust
 from swarmcli.averaging.weights import Experience
 from swarmcli.errors import (

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from swarmcli.averaging.config import MatchmakingOptions
-from swarmcli.averaging.control import RoundRequest
 from swarmcli.averaging.find import candidates
 from swarmcli.averaging.find.candidates import LIFETIME, Candidates, Memory
 from swarmcli.averaging.find.messages import Candidate, rank_of, search_id
+from swarmcli.averaging.step_control import RoundRequest
 from swarmcli.network.identity import PeerID
 from tests.averaging.searchers import peer_id
 

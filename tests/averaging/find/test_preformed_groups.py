@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from swarmcli.averaging.control import AveragingStage, StepControl
+from swarmcli.averaging.step_control import AveragingStage, StepControl
 from swarmcli.errors import FingerprintError, RoundMissed
 from tests.averaging.averagers import Averagers, Peer, all_begun, all_results, assert_all_equal, assert_one_group
 from tests.simulation import now, within

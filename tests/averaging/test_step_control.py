@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from swarmcli.averaging import RoundResult
-from swarmcli.averaging.control import AveragingStage, RoundRequest, StepControl
 from swarmcli.averaging.group import Group, Member
+from swarmcli.averaging.step_control import AveragingStage, RoundRequest, StepControl
 from swarmcli.clock import Clock
 from swarmcli.errors import RoundFailed
 from swarmcli.network.identity import Identity

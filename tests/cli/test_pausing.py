@@ -18,7 +18,7 @@ import pytest
 from typer.testing import CliRunner
 
 from coordinator_web.app import create_app
-from swarmcli.cli import control, status
+from swarmcli.cli import pausing, status
 from swarmcli.cli.main import app
 from swarmcli.errors import ControlError, UsageError
 from swarmcli.events import Reason
@@ -158,7 +158,7 @@ def test_stop_waits_until_it_has_left(ada: RunningPeer) -> None:
 
 
 def test_who_has_not_left_in_time_is_named(ada: RunningPeer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control, "SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(pausing, "SAVE_SECONDS", 0.0)
     monkeypatch.setattr(ada, "_stop", lambda: None)
     monkeypatch.setattr(PeerControls, "stop", lambda self, now: None)
     code, out, _ = swarm("stop", "--json")
@@ -180,7 +180,7 @@ def test_stop_waits_while_computed_samples_are_handed_in(
 
     ada.activity.pending = lambda: PendingWork(1200 if hands_in_for else 0, 240.0)
     monkeypatch.setattr(ada, "_stop", lambda: None)
-    monkeypatch.setattr(control, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr(pausing, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
     code, _, err = swarm("stop")
     first, *hint, last = err.splitlines()
     assert first.endswith("leaving: handing in, about 4 min left (1,200 samples)" if hands_in_for else "stopping")
@@ -197,8 +197,8 @@ def test_one_that_has_hung_up_since_it_leaves_by_itself_has_stopped(
             ada._stop()
         raise ControlError("does not answer")
 
-    monkeypatch.setattr(control.client, "post", hung_up)
-    monkeypatch.setattr(control, "ANSWER_SECONDS", 0.0)
+    monkeypatch.setattr(pausing.client, "post", hung_up)
+    monkeypatch.setattr(pausing, "ANSWER_SECONDS", 0.0)
     code, _, err = swarm("stop")
     assert (code, err.splitlines()[-1].partition("run): ")[2]) == (
         (0, "has stopped") if leaves else (1, "does not answer")
