@@ -120,6 +120,7 @@ class _Suspicion:
     work: int = 0  # groups that are left in which it has nothing to reduce
     warned: bool = False  # there was a cause beside its work: from now on a broken connection costs it seats
     wait: float = SECONDS_PER_GROUP  # seconds that a group waits instead of each one that is left
+    fresh: bool = True  # no round has committed since: the one in which the suspect gave cause may be about to
 
 
 class PeerTrust:
@@ -192,6 +193,7 @@ class PeerTrust:
         if seat and (suspicion.warned or not lost):
             suspicion.seats = suspicion.score + led
         suspicion.warned |= seat
+        suspicion.fresh = True
         self._suspicions[peer] = suspicion
 
     def has_no_seat(self, peer: PeerID) -> bool:
@@ -221,14 +223,15 @@ class PeerTrust:
         return bool(admitted)
 
     def note_group(self, members: frozenset[PeerID]) -> None:
-        """A round of these members has committed. It counts as one of the groups that a suspicion costs, also where
-        another leader gave the suspect a seat: else two peers that meet in others' groups alone would never follow each
-        other again. A suspect that was in it, with seat and work, gets half its score, and is trusted again when that
-        comes to 0."""
+        """A round of these members has committed. It is one of those that a suspicion costs, also where another leader
+        gave the suspect a seat: else two peers that meet in others' groups alone would never follow each other again.
+        The round in which the suspect gave cause is none of them. A suspect that was in it, with seat and work, gets
+        half its score, and is trusted again when that comes to 0."""
         for peer, each in list(self._suspicions.items()):
             if peer in members and not each.seats and not each.work:
                 each.score //= 2
-            each.seats -= each.seats > 0
+            each.seats -= each.seats > 0 and not (each.fresh and peer in members)
+            each.fresh = False
             each.work -= each.work > 0
             if not each.score:
                 del self._suspicions[peer]

@@ -71,7 +71,7 @@ async def test_one_stranger_with_a_state_leads_away_who_has_no_mate_to_ask(mate:
         warnings = record(honest[0].node, Noticed)
         await together(*(trainer.train(24) for trainer in honest))
         assert (honest[0].epoch >= far.epoch) == (mate != "there")
-        told = [event.level for event in warnings if "that is given up" in event.text]
+        told = [event.level for event in warnings if "this peer gives up its own" in event.text]
         assert told == ([] if mate == "there" else ["warning"])
 
 

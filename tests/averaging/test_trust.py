@@ -72,6 +72,7 @@ def test_a_suspect_to_which_other_leaders_give_a_seat_has_one_here_after_as_many
     mine = trust()
     for _ in range(3):
         mine.suspect(BAD, "again")
+    mine.note_group(frozenset({GOOD, BAD}))  # the round in which it gave cause
     for _ in range(4):
         assert mine.has_no_seat(BAD)
         mine.note_group(frozenset({GOOD, BAD}))
