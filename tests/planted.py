@@ -46,6 +46,18 @@ class Planted:
     def name(self) -> str:
         return self.path.stem
 
+    def apply(self, place: Path, *options: str) -> str:
+        """Applies the patch to the checkout at `place`. Returns what git complains of; "": nothing."""
+        done = subprocess.run(
+            ("git", "apply", "--whitespace=nowarn", *options, str(self.path)),
+            cwd=place,
+            # Below a repository of somebody else `git apply` would leave out what is not in it, and say nothing.
+            env={**os.environ, "GIT_CEILING_DIRECTORIES": str(place.parent)},
+            capture_output=True,
+            text=True,
+        )
+        return done.stderr
+
 
 class Copy:
     """A checkout in which one fault at a time is planted."""
@@ -58,16 +70,6 @@ class Copy:
             if name and source.exists():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, target, follow_symlinks=False)
-        # `git apply` leaves out what is below a repository and not in it.
-        subprocess.run(("git", "init", "--quiet"), cwd=place, check=True)
-
-    def apply(self, planted: Planted, *options: str) -> str:
-        """What git complains of; nothing where the patch applies."""
-        done = subprocess.run(
-            ("git", "apply", "--whitespace=nowarn", *options, str(planted.path)),
-            cwd=self.place, capture_output=True, text=True,
-        )  # fmt: skip
-        return done.stderr
 
     def run(self, tests: tuple[str, ...], *options: str) -> subprocess.CompletedProcess[str]:
         """pytest in a process group of its own, so that nothing of it is left."""
@@ -82,12 +84,12 @@ def judge(copy: Copy, planted: Planted) -> str | None:
     """What is wrong with the tests, or with the patch."""
     if lost := [test for test in planted.tests if not (copy.place / test).exists()]:
         return f"names {', '.join(lost)}, which is not there"
-    if complaint := copy.apply(planted):
+    if complaint := planted.apply(copy.place):
         return f"no longer applies: {complaint.strip()}"
     try:
         done = copy.run(planted.tests)
     finally:
-        copy.apply(planted, "--reverse")
+        planted.apply(copy.place, "--reverse")
     if done.returncode == 1:
         return None
     said = "nothing catches it" if done.returncode == 0 else f"pytest ended with {done.returncode}"

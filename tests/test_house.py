@@ -11,6 +11,7 @@ from pathlib import Path
 import grimp
 import pytest
 
+from tests.planted import PATCHES, Planted
 from tests.weigh import ROOT, floors, main, read, twice, weigh
 
 ONE = '''from __future__ import annotations
@@ -109,3 +110,12 @@ def test_every_script_of_the_benchmarks_finds_what_it_imports() -> None:
     assert scripts
     for script in scripts:
         importlib.import_module(f"benchmarks.{script}")
+
+
+def test_every_planted_fault_applies_and_names_tests_that_are_there() -> None:
+    """`make soak` plants them, which is rare: a comment that changes beside one must not break it unseen."""
+    planted = [Planted.read(path) for path in sorted(PATCHES.glob("*.patch"))]
+    assert planted
+    broken = {each.name: said for each in planted if (said := each.apply(ROOT, "--check"))}
+    lost = {each.name: test for each in planted for test in each.tests if not (ROOT / test).exists()}
+    assert not broken and not lost
