@@ -52,3 +52,16 @@ def test_a_peer_whose_home_has_been_further_waits_for_those_it_knew_unless_told_
     with pytest.raises(NoDonorReachable):
         again.leave()
     start("second", begins_anew=True).reach(1)
+
+
+def test_a_peer_that_comes_back_to_a_run_that_has_ended_says_so(start: Any) -> None:
+    settings = ("max_epochs=2",)
+    monitor = start("monitor", role="monitor", settings=settings)
+    second = start("second", monitor, settings=settings)
+    second.end()
+    monitor.leave()
+    shutil.rmtree(second.home / "checkpoints", ignore_errors=True)
+    again = start("second", settings=settings)
+    again.until(lambda: any("this run ended at epoch 2" in text for text in again.notices))
+    with pytest.raises(NoDonorReachable):
+        again.leave()
