@@ -17,7 +17,7 @@ from swarmcli.compression.base import all_finite
 class Mean(Aggregator):
     """Σ weight · values / Σ weight.
 
-    gate   a sender with a number above this many times the largest of the others is left out of a part. inf: nobody is
+    gate   a sender is left out of a part if its size is above this many times the (f + 1)-th largest. inf: nobody is
 
     A sender's size is its maximum norm: exact in any order, and read from memory once. Of n senders f = ⌊(n − 1) / 3⌋
     may lie, so the gate compares with the (f + 1)-th largest size: of the f + 1 senders at least one is honest. With
@@ -79,7 +79,7 @@ class _MeanOfPart:
         left_out: dict[int, str] = {}
         if any(self._limits(liars)):
             left_out = {
-                sender: f"it holds {size:.3g}, more than {self._gate:g} times the largest of the others"
+                sender: f"it holds {size:.3g}, more than {self._gate:g} times what the sender ranked {liars + 1} holds"
                 for sender, (size, _) in self._sizes.items()
                 if sender in self._held and self._is_beyond(sender, liars)
             }
