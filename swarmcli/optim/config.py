@@ -65,7 +65,7 @@ class OptimizerConfig:
     run_id: str  # peers with the same one train together
     target_batch_size: int  # samples of all peers together that make an epoch
     matchmaking_time: float = 15.0  # how long the end of an epoch waits for others that should be in its round
-    averaging_timeout: float = 60.0  # how long a round that failed is tried again
+    averaging_timeout: float = 60.0  # to try a failed round again; also of one try, more on slow lines
     load_state_timeout: float = 600.0  # how long a newcomer looks for the state while nothing of it comes
     description: PeerDescription = field(default_factory=PeerDescription)  # what people see of this peer
     fingerprint: Mapping[str, str] = field(default_factory=dict)  # key → hash; groups admit only equal ones

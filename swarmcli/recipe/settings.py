@@ -218,7 +218,9 @@ class AveragingSettings(Section):
     """How peers meet and average. Times are upper bounds: a group that is complete starts at once."""
 
     matchmaking_time: float = advised(15.0, "seconds to look for others, at most", gt=0)
-    averaging_timeout: float = advised(60.0, "seconds of an attempt to average, at most", gt=0)
+    averaging_timeout: float = advised(
+        60.0, "seconds of one try of a round (more on slow lines), and to try a failed one again", gt=0
+    )
     load_state_timeout: float = advised(600.0, "seconds of a download without progress, at most", gt=0)
     proceed_alone: bool = own(False, "train apart when nobody's state can be reached")
     target_group_size: int | None = shared(
