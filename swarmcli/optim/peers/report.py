@@ -262,8 +262,8 @@ def describe(
     samples_per_second: float = 0.0,
     **more: Any,
 ) -> PeerReport:
-    """Makes the report of the peer that runs this node. `more`: further fields of PeerReport; for those of a trainer
-    see `OptimizerCore.report`."""
+    """Makes the report of the peer that runs this node. `more`: further fields of PeerReport, from
+    `Participant.report`; those that auxiliaries lack, from `OptimizerCore.report`."""
     return PeerReport(
         terms=terms,
         role=description.role,
