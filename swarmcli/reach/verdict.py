@@ -141,8 +141,9 @@ def judge(
     # A contact sees this peer at an address of its own, so no router translates. Without the assumption a run whose
     # only dialable peer goes would end, although this one could take its place: nobody is left who could check it.
     seen_at = {sighting.observed for sighting in beyond}
-    untranslated = tuple(address for address in own if host_of(address) in seen_at)
-    if unanswered and untranslated:
+    here = {host for host in map(host_of, own) if host in seen_at and scope_of(host) is Scope.INTERNET}
+    if unanswered and here:
+        untranslated = tuple(address for address in own if host_of(address) in here)
         return ReachVerdict(family, Scope.INTERNET, True, untranslated, "assumed")
     return ReachVerdict(family, Scope.INTERNET, None, (), "not checked")
 

@@ -134,6 +134,8 @@ def test_where_nobody_would_dial_back_an_address_that_no_router_translates_is_as
     assert "as far as it knows" in in_words([assumed], True, wished=False, relays=0)
     assert judge("IPv4", PUBLIC, seen, asks(False), unanswered=True).dialable is False, "silence is an answer"
     assert judge("IPv4", HOME, [TRANSLATED], unanswered=True).dialable is None
+    liar = ContactSighting("5.9.0.1", observed="192.168.1.2")
+    assert judge("IPv4", HOME, [liar], unanswered=True).dialable is None, "no contact beyond sees a private address"
 
 
 def test_each_family_is_judged_by_itself():
