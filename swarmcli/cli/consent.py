@@ -37,9 +37,9 @@ QUESTIONS = {"trainer": "Train along?", "auxiliary": "Help this run?", "monitor"
 JOURNAL_BYTES = 8 << 20  # "some megabytes": a peer's journal, logs and small files of its first days
 NO_LIMITS = "none; `swarm limits set upload=2MB/s hours=22-8` sets some"
 WHAT = {
-    "trainer": "a trainer: computes what the model learns, averages with others",
-    "auxiliary": "an auxiliary: adds up what trainers have computed; no data",
-    "monitor": "a monitor: keeps checkpoints, hands out the model; trains nothing",
+    "trainer": "your computer is a trainer: it computes what the model learns",
+    "auxiliary": "your computer is an auxiliary: it adds up what trainers compute",
+    "monitor": "your computer is a monitor: it keeps the model and hands it out",
 }
 
 
@@ -50,12 +50,12 @@ def sheet(
     usual recipe's lines fit a terminal of 24 lines. `memory`: as `check_memory` tells it. Raises RecipeError."""
     seat = before_joining(demand.round, limits.link, recipe.target_batch_size, demand.told_pace)
     return [
-        ("this peer", WHAT[role]),
+        ("role", WHAT[role]),
         ("model", _model(recipe, demand)),
         ("memory", f"about {memory}"),
         ("disk", _disk(recipe, role, demand, files)),
         ("traffic", _traffic(recipe, role, demand)),
-        *([("rounds", seat)] if role == "trainer" else []),
+        *([("line", seat)] if role == "trainer" else []),
         ("processor", _processor(recipe, role)),
         ("leaving", "Ctrl-C at any time; the same command takes you back in"),
         ("limits", "; ".join(in_words(limits)) or NO_LIMITS),
@@ -78,12 +78,12 @@ def _model(recipe: Recipe, demand: Demand) -> str:
     base = recipe.base_model
     saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
     kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
-    length = f"for {recipe.max_epochs:,} epochs" if recipe.max_epochs else "for as long as somebody trains, in epochs"
+    length = f"; the run has {recipe.max_epochs:,} epochs" if recipe.max_epochs else ""
     part = f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""
     by = f" (quantized by {recipe.quantized_by})" if recipe.quantized_by else ""
     return (
-        f"{kind}{by} of {demand.parameters:,} parameters{part} that {printable(task_in_words(recipe.task), 80)}, "
-        f"{length} of {plural(recipe.target_batch_size, 'sample')} from all peers together"
+        f"{kind}{by} of {demand.parameters:,} parameters{part} that {printable(task_in_words(recipe.task), 80)}; "
+        f"an epoch is {plural(recipe.target_batch_size, 'sample')} of all computers together{length}"
     )
 
 
@@ -117,7 +117,7 @@ def _datasets(recipe: Recipe, datasets: Iterable[AnyDataset]) -> Iterator[str]:
 
 
 def _download(recipe: Recipe, role: Role, demand: Demand) -> str:
-    said = [f"the run's state from other peers, once: {format_size(demand.state)}"] if demand.state else []
+    said = [f"the model as it is now, from peers, once: {format_size(demand.state)}"] if demand.state else []
     if demand.frozen:
         whence = ", from huggingface.co or other peers" if recipe.revision else ""
         size = format_size(demand.frozen)
@@ -151,10 +151,10 @@ def _disk(recipe: Recipe, role: Role, demand: Demand, files: Path) -> str:
             f"room, or set {VARIABLE} to a directory that has it"
         )
     if role == "auxiliary":
-        return f"a journal of some megabytes; {format_size(free)} are free"
+        return f"some MB of records; {format_size(free)} are free"
     enough = free > least + demand.frozen
     return (
-        f"{plural(recipe.checkpoint.keep, 'checkpoint')} of {format_size(checkpoint)}, a journal of some MB; "
+        f"{plural(recipe.checkpoint.keep, 'saved model')} of {format_size(checkpoint)}, some MB of records; "
         f"{'' if enough else 'only '}{format_size(free)} are free{'' if enough else ', which is too little'}"
     )
 
@@ -177,7 +177,7 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
         minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
-        pace = f"how long an epoch takes is not known yet: {minute} an hour at one a minute, {second} at one a second"
+        pace = f"nobody knows yet how long an epoch takes: {minute} an hour if a minute, {second} if a second"
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"
     else:
@@ -187,8 +187,8 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
 
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
-        return "asked for nothing"
-    return "asked for a port if needed (--no-port-mapping: never)"
+        return "swarm asks it for nothing"
+    return "swarm may ask it to let others in (--no-port-mapping: never)"
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:

@@ -56,13 +56,13 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), going=RunEstimate(30.0))
     assert len(lines) <= 14
     assert "passes on" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
-    assert "a gpt2 of 20,200 parameters that predicts text" in lines["model"] and "32 samples" in lines["model"]
+    assert "a gpt2 of 20,200 parameters that predicts text" in lines["model"] and "an epoch is 32 samples of all" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
-        "at most 162 kB an epoch each way; how long an epoch takes is not known yet: 9.7 MB an hour at one a "
-        "minute, 582 MB at one a second"
+        "at most 162 kB an epoch each way; nobody knows yet how long an epoch takes: 9.7 MB an hour if a minute, "
+        "582 MB if a second"
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]
@@ -71,13 +71,14 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
-    rule = "your samples count only if you send them faster than the others could compute them"
-    assert sheet(small())["rounds"].endswith(rule)
+    rule = "the run goes on without its samples and says so"
+    assert sheet(small())["line"].endswith(f"if your line is too slow for that, {rule}")
     limited = small("local.limits={upload: 5 kB/s}")
-    assert f"your limit of 5.0 kB/s needs 16 s for that; {rule}, unless" in sheet(limited)["rounds"]
-    limits_it = sheet(limited, going=RunEstimate(2.0))["rounds"]
+    within = f"your limit of 5.0 kB/s needs 16 s for that; if the others would be faster without it, {rule}"
+    assert sheet(limited)["line"].endswith(within)
+    limits_it = sheet(limited, going=RunEstimate(2.0))["line"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it
-    assert "rounds" not in sheet(limited, "monitor"), "it sends no gradients"
+    assert "line" not in sheet(limited, "monitor"), "it sends no gradients"
 
 
 def test_weights_that_are_not_trained_are_a_download_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +106,7 @@ def test_who_computes_nothing_reads_nothing() -> None:
     assert "passes on" not in sheet(small("local.relay=false"), "monitor")["traffic"]
     for more in ((), ("local.relay=true",)):
         assert "passes on" not in sheet(small("local.client_mode=true", *more), "auxiliary")["traffic"]
-    assert "state" in sheet(small(), "monitor")["download"]
+    assert "the model as it is now" in sheet(small(), "monitor")["download"]
 
 
 def test_a_monitor_says_what_it_reads_to_evaluate() -> None:
@@ -185,7 +186,7 @@ def test_the_page_and_its_question_fit_a_terminal_of_24_lines_with_what_matters_
         memory, home = "613 MiB of the 23.5 GiB of this machine's memory", "/home/margarethe/.local/share/swarm/"
         lines = consent.sheet(recipe, role, demand, memory, Path(f"{home}stdlib-lm-34digzek"), recipe.local.limits)
         names = [name for name, _ in lines]
-        assert names[0] == "this peer" and names.index("leaving") < names.index("data")
+        assert names[0] == "role" and names.index("leaving") < names.index("data")
         assert names[2:5] == ["memory", "disk", "traffic"]
         secret = SimpleNamespace(secret=b"1", invitation=SimpleNamespace(until=2e9))
         lines.insert(1, ("access", consent.invitation_in_words(secret)))  # type: ignore[arg-type]

@@ -8,7 +8,7 @@ from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, 
 from swarmcli.network.identity import PeerID
 from swarmcli.words import format_size, roughly
 
-RULE = "your samples count only if you send them faster than the others could compute them"
+WITHOUT = "the run goes on without its samples and says so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,18 +61,20 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     least to lose by waiting. The rule is that of `averaging/seats.py`: an epoch is to end sooner with this trainer than
     without it.
     """
-    sends = f"a round sends {format_size(nbytes)}"
+    sends = f"at an epoch's end your computer sends up to {format_size(nbytes)}"
     if limit is None:
-        return f"{sends}; {RULE}"
-    elsewhere = "unless all others are on this computer"
+        return f"{sends}; if your line is too slow for that, {WITHOUT}"
     seconds = min(nbytes / limit, MAX_SECONDS)
     me, other = PeerID(bytes(32)), PeerID(bytes([1] * 32))
     pace = LineSeen(pace=target / epoch if epoch else 0.0)
     bids = {me: Bid(seconds=seconds), other: Bid(seconds=NOISE)} if epoch else {}
     if reason := decide(bids, target, {me: pace, other: pace}).unseated.get(me):
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
-        return f"{sentence}, {elsewhere}; this computer would follow the run and compute nothing; a higher limit helps"
+        return (
+            f"{sentence}, unless all others are on this computer; it would follow the run and compute nothing; a higher "
+            "limit helps"
+        )
     return (
-        f"{sends} and receives as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; "
-        f"{RULE}, {elsewhere}"
+        f"{sends} and receives at most as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; "
+        f"if the others would be faster without it, {WITHOUT}"
     )
