@@ -79,7 +79,18 @@ def set_(options: SetOptions) -> None:
     swarm limits set on_battery=no temperature=80 only_when_idle=10min
     swarm limits set upload=none --now-only
     """
-    change(commanded(options.values, "swarm limits set"), options)
+    change(commanded(_whole(options.values), "swarm limits set"), options)
+
+
+def _whole(words: list[str]) -> list[str]:
+    """Returns the words with `MB/s` after `upload=2` as a part of it: values are shown with that space."""
+    found: list[str] = []
+    for word in words:
+        if found and "=" not in word and word not in KEYS:
+            found[-1] += f" {word}"
+        else:
+            found.append(word)
+    return found
 
 
 @app.command()

@@ -102,6 +102,9 @@ class _Verbs(TyperGroup):
     def get_params(self, ctx: Any) -> list[Any]:
         return _tidied(super().get_params(ctx), "SWARM")
 
+    def parse_args(self, ctx: Any, args: Any) -> Any:
+        return super().parse_args(ctx, args or HELP[1:])
+
     def resolve_command(self, ctx: Any, args: Any) -> Any:
         if args[0] in OLD_VERBS:
             raise UsageError(f"there is no `swarm {args[0]}` any more; write: {OLD_VERBS[args[0]]}")
@@ -119,7 +122,6 @@ class _Verbs(TyperGroup):
 app = typer.Typer(
     name="swarm",
     cls=_Verbs,
-    no_args_is_help=True,
     add_completion=True,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",

@@ -30,7 +30,7 @@ FINGERPRINT = "fingerprint"
 PEER = "peer"
 INVITE = "invite"
 
-_EXPECTED = "expected swarm://<peer id>@host:port/<run id>/fingerprint=…"
+_EXPECTED = "copy all of the link: swarm://<peer id>@host:port/<run id>/fingerprint=…"
 _DIGEST = re.compile(rf"[a-z2-7]{{{DIGEST_LENGTH}}}")
 
 
@@ -169,7 +169,10 @@ def _places(text: str) -> tuple[str, ...]:
 def _other(text: str) -> tuple[PeerID, tuple[str, ...]]:
     """A further peer: `<peer id>@host:port…`."""
     peer, _, places = text.partition("@")
-    return PeerID.parse(peer), _places(places)
+    try:
+        return PeerID.parse(peer), _places(places)
+    except AddressError as error:
+        raise AddressError(f"{error}; copy all of the link") from None
 
 
 def _parameters(texts: Iterable[str]) -> tuple[str, Ticket | None, list[str]]:
@@ -177,6 +180,8 @@ def _parameters(texts: Iterable[str]) -> tuple[str, Ticket | None, list[str]]:
     parameters = [(name, value) for name, _, value in (text.partition("=") for text in texts)]
     for name, _ in parameters:
         if name not in (FINGERPRINT, INVITE, PEER):
+            if any(known.startswith(name) for known in (FINGERPRINT, INVITE, PEER)):
+                raise AddressError(f"the link is cut off at {_shown(name)}; copy all of the link")
             raise AddressError(
                 f"the link has a parameter {_shown(name)} that this version of swarm does not know; install a newer "
                 "one, or ask for a link without it"

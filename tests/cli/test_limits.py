@@ -66,6 +66,12 @@ def test_a_limit_is_set_at_once_and_kept(computer: Computer) -> None:
     assert "does not answer" in computer.do("set", "processor=10%", code=1)
 
 
+def test_a_value_is_read_as_it_is_shown_with_its_space(computer: Computer) -> None:
+    computer.do("set", "upload=1", "MB/s", "only_when_idle=10", "min", "hours=22:00-08:00,", "sat-sun")
+    assert (computer.store.limits.upload, computer.store.limits.only_when_idle) == (1e6, 10.0)
+    assert computer.store.limits.hours == "22:00-08:00, sat-sun"
+
+
 def test_for_now_only_nothing_is_kept(computer: Computer) -> None:
     computer.do("set", "upload=2MB/s", "--now-only")
     assert not computer.file.exists() and computer.store.limits.upload == 2e6

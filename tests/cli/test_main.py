@@ -58,6 +58,7 @@ def test_help_names_every_verb_and_loads_none_of_them() -> None:
     assert {name for name in loaded if name.startswith("swarmcli.cli.")} == of_command
     said = " ".join(CliRunner().invoke(command.app, ["--help"]).stdout.split())
     assert all(f"{name} {verb.help}" in said for name, verb in command.VERBS.items())
+    assert " ".join(CliRunner().invoke(command.app, []).stdout.split()) == said
     join = CliRunner().invoke(command.app, ["join", "--help"]).stdout
     assert "--client-mode" in join and "<bool>" not in join, "flags are shown as they are typed"
     done = CliRunner().invoke(command.app, ["jion"])

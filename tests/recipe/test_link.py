@@ -111,3 +111,11 @@ def test_a_peers_link_names_first_what_most_can_dial_and_loopback_only_for_want_
     assert len(places_of([f"tcp://10.0.0.{n}:1" for n in range(9)])) == 4
     scopes = [scope_of_places(places_of(each)) for each in ([local], [local, lan], [local, lan, public])]
     assert scopes == [Scope.HOST, Scope.LAN, Scope.INTERNET]
+
+
+def test_a_link_that_was_cut_off_in_copying_is_to_be_copied_whole() -> None:
+    whole = {len(TEXT), SEVERAL.index("/peer=")}
+    for end in range(len("swarm://"), SEVERAL.index(",h0") - 1):
+        if end not in whole:
+            with pytest.raises(AddressError, match=r"copy (all of )?the link"):
+                parse_link(SEVERAL[:end])

@@ -71,10 +71,10 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
     if reason := decide(bids, target, {me: pace, other: pace}).unseated.get(me):
         sentence = SeatLost(reason, nbytes, limit, follows=True).sentence
         return (
-            f"{sentence}, unless all others are on this computer; it would follow the run and compute nothing; a higher "
-            "limit helps"
+            f"{sentence}, unless all others are on this computer; it would follow the run and compute nothing; "
+            "a higher limit helps"
         )
     return (
-        f"{sends} and receives at most as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for that; "
-        f"if the others would be faster without it, {WITHOUT}"
+        f"{sends} and receives at most as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for "
+        f"that; if the others would be faster without it, {WITHOUT}"
     )
