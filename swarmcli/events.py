@@ -362,11 +362,11 @@ class ActivityStatus(Event):
         why = f"{self.state}: {'; '.join(each.text for each in self.reasons)}".removesuffix(": ")
         match self.state:
             case "pausing":
-                when = f", in about {roughly(left)}" if left else ""
+                when = f", in about {roughly(left)}" if left else ", or keeps it if nobody else computes"
                 return f"{why}; first it hands in what it has computed{when}"
             case "paused":
-                count = "counts" if self.keeps == 1 else "count"
-                return f"{why} ({samples} {count} when the run goes on)" if self.keeps else why
+                kept = "is kept and counts" if self.keeps == 1 else "are kept and count"
+                return f"{why} ({samples} {kept} later)" if self.keeps else why
             case "stopping" if self.keeps:
                 soon = f"about {roughly(left)} left" if left else "now"
                 when = f"{roughly(self.stays)} at most" if left is None else soon

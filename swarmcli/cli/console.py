@@ -49,6 +49,7 @@ class _Harmless(logging.Formatter):
     """Log lines quote what strangers say, and log files are shown on terminals too."""
 
     def format(self, record: logging.LogRecord) -> str:
+        record.levelname = record.levelname.lower()  # as in the view's lines
         return "\n".join(printable(line, 2000) for line in super().format(record).splitlines())
 
 

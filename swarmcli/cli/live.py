@@ -81,7 +81,7 @@ def _fitting(parts: Iterable[str], room: int, between: str = "   ") -> str:
 def _mine(role: str, me: Me, width: int) -> Text:
     """Says in one line what this peer has given."""
     if role == "trainer":
-        parts = [f"{me.share:.0%} of the latest samples" if me.share is not None else ""]
+        parts = [f"{me.share:.0%} of the last epochs" if me.share is not None else ""]
         parts += [f"{me.samples:,} in all"]
     else:
         parts = [f"{format_size(me.totals.bytes_sent)} sent to others"]
@@ -166,9 +166,9 @@ def _progress(status: RunStatus, me: Me | None, width: int) -> RenderableType:
         return Text(f"epoch {status.epoch}", style="bold").append(f"  {printable(status.result)}", style="not bold")
     if status.state == "synchronizing":
         return _one_line(Text(printable(status.where if _rests(me) and not status.download else status.left, 200)))
-    etas = [] if status.eta_seconds is None else [f"{roughly(status.eta_seconds)} left"]
+    etas = [] if status.eta_seconds is None else [f"{roughly(status.eta_seconds)} to the next epoch"]
     if status.run_eta_seconds is not None:
-        etas.append(f"about {roughly(status.run_eta_seconds)} to the last epoch")
+        etas.append(f"about {roughly(status.run_eta_seconds)} to the last")
     epoch = Text(status.where, style="bold")
     counted = Text(f"{status.samples:,} of {plural(status.target, 'sample')}")
     room = width - len(epoch) - len(counted) - 2
@@ -362,9 +362,9 @@ class LiveView:
                 rests = me.sentence if me is not None and _rests(me) else ""
                 self._print(self._clock(), printable(rests or status.download or status.state_in_words, 200))
             return
-        eta = "" if status.eta_seconds is None else f", about {roughly(status.eta_seconds)} left"
+        eta = "" if status.eta_seconds is None else f", about {roughly(status.eta_seconds)} to the next epoch"
         if status.run_eta_seconds is not None:
-            eta += f", about {roughly(status.run_eta_seconds)} to the last epoch"
+            eta += f", about {roughly(status.run_eta_seconds)} to the last"
         counted = f"{status.samples:,} of {plural(status.target, 'sample')}"
         rate = number(status.samples_per_second, 1)
         self._print(self._clock(), f"epoch {status.epoch}: {counted}{eta}, {rate} per second")

@@ -29,6 +29,7 @@ from swarmcli.events import (
     ReachabilityChanged,
 )
 from swarmcli.journal import printable
+from swarmcli.machine.registry import LocalPeers
 from swarmcli.network.addresses import parse_address
 from swarmcli.optim.config import Role
 from swarmcli.peer.controls import PeerControls
@@ -42,6 +43,7 @@ from swarmcli.run.observer import Observer
 from swarmcli.run.source import DashboardSource, Providers
 from swarmcli.run.values import RunStatus
 from swarmcli.run.watch import RunWatch
+from swarmcli.words import some
 
 NO_PAGE = PageOptions()
 CHANGE_LINKS = (EpochAdvanced, ReachabilityChanged, OwnAddressesChanged, PeerConnected, PeerDisconnected)
@@ -88,6 +90,7 @@ def session_of(
             own = undo.enter_context(home_of(role, recipe, home, process))
             as_what = f"a site of {recipe.local.site.processes} processes" if process else role
             err.print(f"joining the run {recipe.run_id} as {as_what}; my files are in {own.path}", soft_wrap=True)
+            say_who_runs_already(role, own)
             ready = undo.enter_context(
                 ready_peer(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
             )
@@ -140,6 +143,20 @@ def told_of_refusal(joining: AbstractContextManager[None], ear: FirstEar) -> Ite
         if ear.expelled:
             raise MembershipError(ear.expelled)
         yield
+
+
+def say_who_runs_already(role: Role, own: Home) -> None:
+    """Somebody who types the same command in a second window may not want a second peer."""
+    here = str(own.path.absolute())
+    beside = [
+        each
+        for each in LocalPeers().peers()
+        if each.role == role and each.home != here and Path(each.home).parent == Path(here).parent
+    ]
+    if beside:
+        names = some([each.label for each in beside])
+        told = f"this computer already takes part in this run, as {names}; this is one more peer, {own.path.name}"
+        err.print(printable(told, 400), soft_wrap=True)
 
 
 def say_where_it_begins(role: Role, recipe: Recipe, contacts: Sequence[str], peer: RunPeer) -> None:

@@ -157,7 +157,7 @@ def describe(event: happened.Event) -> Line | None:
             return _describe_round(event)
         case happened.Evaluated(epoch, _, samples):
             by = f", {event.by}" if event.by else ""
-            text = f"evaluated epoch {epoch}: {event.sentence} on {samples:,} samples that nobody trains on{by}"
+            text = f"evaluated epoch {epoch}{by}: {event.sentence} on {samples:,} samples that nobody trains on"
             return Line("info", "evaluation", "", text)
         case happened.StateDownloaded():
             return _describe_download(event)

@@ -40,7 +40,7 @@ class Participant(ABC):
         self.node = node = peer.node
         self.config = config = peer.config
         self.mode = mode or Mode()
-        self.metrics = PeerMetrics(node.peer_id, peer.events)
+        self.metrics = PeerMetrics(node.peer_id, peer.events, follows=config.description.role == "monitor")
         self.phase: Phase = "assisting"
         self.leaving = False  # it is about to leave, and says so
         self.directory = PeerDirectory(node, config.run_id, self.report)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Protocol
 
 from swarmcli import startup
@@ -103,7 +104,7 @@ def pauses_of(
         stop,
         last_epoch=collaboration.last_epoch,
         after_step=after_step,
-        say=lambda text: peer.events.emit(Noticed("info", text)),
+        lose=partial(setattr, peer.summary, "why_lost"),
     )
 
 
@@ -115,7 +116,7 @@ def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
     collaboration.optimizer.call(lambda core: collaboration.evaluations.look())
     if collaboration.has_ended():
         last = collaboration.last_epoch()
-        text = f"this run has reached its last epoch, {last}, already; a new run needs another run_id"
+        text = f"the run is finished: it has reached its last epoch, {last}; there is nothing left to do in it"
         collaboration.peer.events.emit(Noticed("info", text))
 
 

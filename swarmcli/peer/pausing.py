@@ -26,14 +26,14 @@ class Pauses:
         *,
         last_epoch: Callable[[], int | None] = lambda: None,
         after_step: Callable[[], object] = lambda: None,
-        say: Callable[[str], object] = lambda text: None,
+        lose: Callable[[str], object] = lambda why: None,
     ) -> None:
         """The role ends when `stop` is set, as a request to stop does in the end, or at its `last_epoch`. `after_step`
-        is called after each step of a pause, `say` with what people should know of samples that nobody takes."""
+        is called after each step of a pause, `lose` with why the samples that it has are not handed in."""
         self._activity, self._optimizer, self._stop = activity, optimizer, stop
         self._last_epoch = last_epoch
         self._after_step = after_step
-        self._say = say
+        self._lose = lose
         self._loops = False
         self._resting = False
 
@@ -95,7 +95,7 @@ class Pauses:
             return False
         if why := self._activity.why_leave():
             if self._kept:
-                self._say(f"{self._kept:,} computed samples are not handed in: {why}")
+                self._lose(why)
             self._stop.set()
         return bool(why)
 

@@ -23,6 +23,7 @@ class Summary:
     epochs: int = 0  # stepped by this process
     samples: int = 0  # computed by this process and counted in an epoch
     lost: int = 0  # computed for an epoch that had not ended when this process left
+    why_lost: str = "their epoch had not ended"
     downloads: int = 0  # of the run's state
     bytes_received: int = 0  # in rounds and with states
 

@@ -174,7 +174,7 @@ class CountedRows:
         if len(self._reasons) < self.most:
             self._reasons.setdefault(printable(str(reason)), where)
         if str(self.left).strip("0") == "1":
-            logger.warning("so far %s", self.skipped())
+            logger.warning("%s; the training goes on without", self.skipped())
 
     def skipped(self) -> str:
         """Says what was left out so far; "": nothing was."""

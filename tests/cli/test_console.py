@@ -41,17 +41,17 @@ def test_without_verbose_only_warnings_are_logged(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.out == "" and not out.stderr and err.stderr
     assert [line.partition(" ")[2] for line in captured.err.splitlines()] == [
-        "WARNING: look here",
-        "DEBUG swarmcli.x: everything",
+        "warning: look here",
+        "debug swarmcli.x: everything",
     ]
     logging.getLogger("swarmcli.x").warning("it said %s", "\x1b]0;owned\x07\x9b2J\u202e")
     said = capsys.readouterr().err
-    assert said.endswith("WARNING swarmcli.x: it said ]0;owned2J\n"), "a file that is shown later steers no terminal"
+    assert said.endswith("warning swarmcli.x: it said ]0;owned2J\n"), "a file that is shown later steers no terminal"
     Events().emit(Noticed("warning", "the disk is full"))
     assert capsys.readouterr().err == "", "a view shows it"
     setup_logging(who="process 1")
     Events().emit(Noticed("warning", "the disk is full"))
-    assert "[process 1] WARNING: the disk is full" in capsys.readouterr().err
+    assert "[process 1] warning: the disk is full" in capsys.readouterr().err
 
 
 class Terminal(io.StringIO):

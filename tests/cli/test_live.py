@@ -70,7 +70,8 @@ def shown(*happened: Any, width: int = 110, terminal: bool = False, **options: A
 def test_a_frame_shows_progress_figures_and_peers() -> None:
     text = drawn(replace(STATUS, last_epoch=epoch(7), losses=(4.0, 3.0, 2.0)))
     for expected in (
-        "stdlib-lm  trainer alice  training", "epoch 7 of 20", "1,024 of 4,096 samples", "3 s left", "loss 2.0000  █▅▁",
+        "stdlib-lm  trainer alice  training", "epoch 7 of 20", "1,024 of 4,096 samples", "3 s to the next epoch",
+        "loss 2.0000  █▅▁",
         "400.0 samples/s", "last epoch 8.0 s, 0.2 s of it averaging",
     ):  # fmt: skip
         assert expected in text
@@ -85,7 +86,7 @@ def test_a_frame_shows_progress_figures_and_peers() -> None:
 @pytest.mark.parametrize(
     "more",
     [
-        {"run_eta_seconds": 5400.0, "said": "3 s left, about 90 min to the last epoch"},
+        {"run_eta_seconds": 5400.0, "said": "3 s to the next epoch, about 90 min to the last"},
         {"reach": "others cannot dial this peer: its router or firewall lets nobody in"},
         {"evaluated": "epoch 5: loss 2.0", "said": "model epoch 5: loss 2.0"},
         {"alarm": "Two models are being trained: one by alice (epoch 7), another by bob (epoch 4)."},
@@ -120,7 +121,7 @@ def test_who_does_not_answer_or_trains_another_model_is_named() -> None:
 
 def test_a_frame_tells_what_this_peer_has_given() -> None:
     lines = lines_of(STATUS, ME)
-    assert "mine 75% of the latest samples   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
+    assert "mine 75% of the last epochs   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
     assert "place 3 of 7 as one monitor counts" in drawn(STATUS, replace(ME, told_by="as one monitor counts"))
     helps = replace(ME, share=None, rank=None, totals=Totals(bytes_sent=3_000_000))
     text = drawn(replace(STATUS, role="auxiliary"), helps)
@@ -224,7 +225,7 @@ class Watched(io.StringIO):
 @pytest.mark.parametrize(
     ("status", "said", "unsaid"),
     [
-        (STATUS, "epoch 7: 1,024 of 4,096 samples, about 3 s left, 400.0 per second", "warning"),
+        (STATUS, "epoch 7: 1,024 of 4,096 samples, about 3 s to the next epoch, 400.0 per second", "warning"),
         (FOLLOWING, f"warning: {SEAT}", "400"),
         (STANDING, f"warning: {WAITS}", "left"),
         (GETTING, GETTING.download, "of 4,096"),
@@ -331,9 +332,9 @@ def test_sixty_columns_are_filled_with_what_fits_whole_and_forty_do_without_some
     status = replace(STATUS, run_eta_seconds=2820.0, last_epoch=replace(epoch(7), seconds=70.0, averaging_seconds=0.5))
     lines = lines_of(status, replace(ME, samples=1_031_168), width=60, height=20)
     assert "…" not in "".join(lines)
-    assert lines[1].startswith("epoch 7 of 20 ") and lines[1].endswith(" 1,024 of 4,096 samples 3 s left")
+    assert lines[1].startswith("epoch 7 of 20 ") and lines[1].endswith(" 1,024 of 4,096 samples 3 s to the next epoch")
     assert lines[2] == "loss –   400.0 samples/s   last epoch 70 s"
-    assert lines[3] == "mine 75% of the latest samples   1,031,168 in all"
+    assert lines[3] == "mine 75% of the last epochs   1,031,168 in all   41 rounds"
     table = lines_of(STATUS, width=40)[4:]
     assert table[0].split() == ["peer", "epoch", "samples/s", "loss"]
     assert table[1].split() == ["alice", "7", "300.0", "2.000"] and "…" not in "".join(table)

@@ -12,17 +12,18 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from msgspec.structs import replace
 
 from swarmcli.cli.leaving import Leaving
 from swarmcli.cli.page import PageOptions
-from swarmcli.cli.session import GONE, join_line, session_of
+from swarmcli.cli.session import GONE, join_line, say_who_runs_already, session_of
 from swarmcli.dht import first_contact
 from swarmcli.errors import AddressError, BootstrapError, ControlError, ListenError, MembershipError
 from swarmcli.events import MembershipEnded
 from swarmcli.machine import client
-from swarmcli.machine.registry import LocalPeers
+from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.peer.activity import STAYS_ASKED, STAYS_HURRIED, Activity, PendingWork
-from swarmcli.peer.home import LINK
+from swarmcli.peer.home import LINK, Home
 from swarmcli.peer.joining import ReadyPeer
 from swarmcli.peer.summary import Summary
 from swarmcli.recipe import load_recipe, parse_recipe
@@ -44,6 +45,17 @@ def test_the_join_line_can_be_typed_as_it_is_with_what_others_must_override_like
         "swarm", "join", "a recipe.yaml", "--set", "max_epochs=19", "--set", "optimizer.betas=[0.9, 0.95]",
         "--peer", "tcp://127.0.0.1:31330/abc",
     ]  # fmt: skip
+
+
+def test_a_second_peer_of_the_same_command_is_told_that_it_is_one(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = LocalPeer.here("trainer", "run", tmp_path / "trainer-1")
+    with LocalPeers().entered(replace(here, name="Ada")):
+        for role, home in (("trainer", "trainer-1"), ("monitor", "monitor-1"), ("trainer", "trainer-2")):
+            say_who_runs_already(cast(Any, role), Home(tmp_path / home, None))
+    [said] = capsys.readouterr().err.splitlines()
+    assert said == "this computer already takes part in this run, as Ada; this is one more peer, trainer-2"
 
 
 def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_named(
@@ -179,3 +191,5 @@ def test_who_leaves_is_told_what_is_lost() -> None:
     assert left.farewell() == (
         "left at epoch 3 after 1,536 samples; 368 more are lost: their epoch had not ended; my files are in h"
     )
+    summary.why_lost = "nobody else computes at present"
+    assert "368 more are lost: nobody else computes at present; my files" in left.farewell()

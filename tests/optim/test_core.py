@@ -85,15 +85,16 @@ async def test_a_monitor_that_waits_for_the_first_trainer_does_not_count_that_as
 @simulated
 async def test_a_jump_of_the_gradient_is_told() -> None:
     async with Swarm() as swarm:
-        trainer = await swarm.trainer(seed=1)
-        told = record(trainer.node, Noticed)
-        await trainer.train(8)
+        trainer, monitor = await swarm.trainer(seed=1), await swarm.trainer(seed=1, role="monitor")
+        told, to_owner = record(trainer.node, Noticed), record(monitor.node, Noticed)
+        await together(trainer.train(8), monitor.follow(8))
         assert not any("far beyond" in notice.text for notice in told)
         trainer.data.manual_seed(5)
         with torch.no_grad():
             trainer.weights.mul_(1000)
-        await trainer.train(9)
-        (jump,) = [notice for notice in told if "far beyond" in notice.text]
+        await together(trainer.train(9), monitor.follow(9))
+        (mild,), (jump,) = ([notice for notice in each if "far beyond" in notice.text] for each in (told, to_owner))
+        assert mild.level == "info" and "nothing for a volunteer to do" in mild.text
         assert jump.level == "warning"
         assert jump.text.startswith("the step to epoch 9 was far beyond the usual one: the norm of the averaged")
 

@@ -95,7 +95,7 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
         activity = Activity(steady=lambda: now[0])
         optimizer.has_handed_in = handed_in
         optimizer.tracker.seconds_to_round = round_at
-        pauses, stop = pauses_of(optimizer, activity, say=said.append)
+        pauses, stop = pauses_of(optimizer, activity, lose=said.append)
 
         def second() -> None:
             now[0] += 1.0
@@ -106,7 +106,7 @@ def test_who_is_to_leave_waits_for_the_round_but_not_where_none_can_be_expected(
         with pauses:
             announced = activity.stop(stays).sentence
             assert pauses.rest() and stop.is_set()
-        return now[0] - 100.0, announced, said[0].removeprefix("8 computed samples are not handed in: ")
+        return now[0] - 100.0, announced, said[0]
 
     def handing_in(when: str) -> str:
         return f"leaving: handing in, {when} (8 samples)"
@@ -146,7 +146,7 @@ def test_a_machine_that_shuts_down_shortens_the_wait_and_a_round_that_is_further
 
 def test_who_is_to_leave_hands_in_first_but_for_one_that_leaves_now_and_around_the_loop() -> None:
     optimizer, activity, said = FakeOptimizer(), Activity(), list[str]()
-    pauses, stop = pauses_of(optimizer, activity, say=said.append)
+    pauses, stop = pauses_of(optimizer, activity, lose=said.append)
 
     def in_step() -> None:
         assert not stop.is_set()
@@ -208,8 +208,9 @@ def test_it_works_when_no_reason_holds_any_more():
     now[0] = 1010.0
     assert activity.release("battery") == ActivityStatus("running", (), 1010.0)
     assert [event.sentence for event in told] == [
-        "pausing: you asked for it; first it hands in what it has computed",
-        "pausing: you asked for it; on battery; first it hands in what it has computed",
+        "pausing: you asked for it; first it hands in what it has computed, or keeps it if nobody else computes",
+        "pausing: you asked for it; on battery; first it hands in what it has computed, or keeps it if nobody else "
+        "computes",
         "paused: you asked for it; on battery",
         "paused: on battery",
         "running",
@@ -220,7 +221,7 @@ def test_it_works_when_no_reason_holds_any_more():
     assert activity.status().state == "pausing", "the next pause begins with handing in again"
     assert heard == ["pausing", "pausing", "paused", "paused", "running"]
     activity.pending = lambda: PendingWork(12, nobody_takes=True, rests=True)
-    assert activity.status().sentence.endswith(" (12 computed samples count when the run goes on)")
+    assert activity.status().sentence.endswith(" (12 computed samples are kept and count later)")
     now[0] = 1060.0
     assert not activity.is_held and told[-1].sentence == "running", "a reason ends when its time is over"
 

@@ -138,8 +138,9 @@ def test_the_first_row_without_a_sample_is_told_and_the_tenth(tmp_path: Path, ca
     rows = [talk("a"), talk("b"), {"messages": [TALK[0]]}, {"messages": []}]
     list(itertools.islice(build_task(chat(tmp_path, rows=rows)).batches(0), 14))
     told = [record.getMessage() for record in caplog.records if record.name.startswith("swarmcli")]
-    assert re.match(r"so far datasets.0: of \d rows, 1 left out \(chats.jsonl, row [34]: ", told[0])
-    assert re.match(r"so far datasets.0: of \d+ rows, 10 left out \(", told[1]) and len(told) == 2
+    assert re.match(r"datasets.0: of \d rows, 1 left out \(chats.jsonl, row [34]: ", told[0])
+    assert re.match(r"datasets.0: of \d+ rows, 10 left out \(", told[1]) and len(told) == 2
+    assert told[0].endswith("; the training goes on without")
     assert "row 3: nothing to learn, no turn of assistant" in told[1] and "row 4: messages is [], and" in told[1]
 
 

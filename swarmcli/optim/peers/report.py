@@ -89,7 +89,8 @@ class ReportedEvaluation(ReportedLoss):
 class PeerMetrics:
     """Counts one peer's samples, losses and outcomes, and emits the events of its epochs."""
 
-    def __init__(self, peer_id: PeerID, events: Events) -> None:
+    def __init__(self, peer_id: PeerID, events: Events, *, follows: bool = False) -> None:
+        """`follows`: of a monitor, which tells the run's owner what helps."""
         self.samples = 0  # by this peer since it started
         self.last_loss: float | None = None  # mean of the last epoch that had one
         self.recent: deque[ReportedLoss] = deque(maxlen=MAX_RECENT)  # of the latest epochs that had one, oldest first
@@ -99,7 +100,8 @@ class PeerMetrics:
         self.last_reason = ""
         self._peer_id = peer_id
         self._events = events
-        self._usual = UsualNorms()
+        self._follows = follows
+        self._usual = UsualNorms(advises=follows)
         self._loss_sum = 0.0
         self._loss_weight = 0.0
         self._epoch_began: float | None = None  # loop time, plus the seconds that do not count
@@ -143,7 +145,8 @@ class PeerMetrics:
         rate: float = 0.0,
     ) -> EpochAdvanced:
         """Ends the epoch that led this peer to `position`, by a round's `step` or (None) by another peer's state. Emits
-        its event and returns it, and warns of a norm far beyond the usual. `rate`: samples per second of this peer."""
+        its event and returns it, and tells of a norm far beyond the usual; a monitor warns. `rate`: samples per second
+        of this peer."""
         loss = self._loss_sum / self._loss_weight if self._loss_weight else None
         if loss is not None:
             self.last_loss = loss
@@ -166,7 +169,7 @@ class PeerMetrics:
         )
         self._events.emit(advanced)
         if norms is not None and (text := self._usual.look(position.epoch, norms)):
-            self._events.emit(Noticed("warning", text))
+            self._events.emit(Noticed("warning" if self._follows else "info", text))
         return advanced
 
 

@@ -50,15 +50,17 @@ def _sample(parameters: Sequence[torch.Tensor]) -> torch.Tensor:
 
 
 class UsualNorms:
-    """Remembers the norms of the last steps, and warns of a step far beyond them: once for each row of such steps."""
+    """Remembers the norms of the last steps, and tells of a step far beyond them: once for each row of such steps."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, advises: bool = True) -> None:
+        """`advises`: it says what the run's owner can do, and not that a volunteer need do nothing."""
+        self._advises = advises
         names = "averaged gradient (before clipping)", "update"
         self._last = {name: deque[float](maxlen=USUAL_OF) for name in names}
         self._told = False
 
     def look(self, epoch: int, norms: StepNorms) -> str:
-        """Takes in the norms of the step that led to `epoch`. Returns a warning for people; "": there is none."""
+        """Takes in the norms of the step that led to `epoch`. Returns what to tell people; "": nothing."""
         found = []
         for (name, last), norm in zip(self._last.items(), (norms.gradient, norms.update), strict=True):
             usual = statistics.median(last) if len(last) >= LEAST_KNOWN else math.inf
@@ -69,8 +71,11 @@ class UsualNorms:
         said, self._told = self._told, bool(found)
         if said or not found:
             return ""
+        what, why = f"the step to epoch {epoch} was far beyond the usual one", " and ".join(found)
+        if not self._advises:
+            return f"{what}; nothing for a volunteer to do, monitors tell the owner what helps ({why})"
         return (
-            f"the step to epoch {epoch} was far beyond the usual one: {' and '.join(found)}. If the loss stays "
+            f"{what}: {why}. If the loss stays "
             "higher, a lower learning rate, more warmup_epochs or max_grad_norm help: write them in a copy of the "
             "recipe with another run_id, and begin it by `swarm monitor COPY --resume CHECKPOINT --from-run RUN`"
         )
