@@ -24,13 +24,14 @@ function draw() {
 function create({ name, peer }) {
   const who = cell("Name", "who");
   who.append(link(peerPath(peer), name || peer.slice(0, 10), "name"), element("span", "tag", "you"), element("span", "sub"));
-  return row(cell("Place", "number place"), who, ...["Samples", "Computed", "Rounds", "Reduced", "There"].map((label) => cell(label, "number")));
+  return row(cell("Place", "number place"), who, ...["Samples", "Computed", "Rounds", "Added up", "Time there"].map((label) => cell(label, "number")));
 }
 
 function update(node, each) {
   const whole = people.reduce((sum, other) => sum + other.samples, 0);
   const [place, who, samples, time, rounds, reduced, there] = node.children;
-  write(place, each.samples > 0 ? count(each.place) : "–");
+  const ranked = people.filter((other) => other.samples > 0).length;
+  write(place, each.samples > 0 && ranked > 1 ? count(each.place) : "–"); // a peer that is ranked alone has no place
   who.querySelector(".tag").hidden = each.peer !== here.state?.run.peer_id;
   write(who.querySelector(".sub"), each.team ? `team ${each.team}` : each.peer.slice(0, 10));
   write(samples, whole > 0 ? `${count(each.samples)} (${percent(each.samples / whole)})` : count(each.samples));

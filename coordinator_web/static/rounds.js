@@ -108,7 +108,7 @@ function update(node, { round, below }) {
 }
 
 export function showFailures(failures) {
-  say($("failures-empty"), failures.length ? "" : "No round has failed, and none went on without somebody.");
+  say($("failures-empty"), failures.length ? "" : "No round has failed, and none went on without a peer.");
   const made = () => element("li", "", element("span", "times"), element("bdi", "why"), element("span", "last"));
   reconcile($("failures"), failures, (each) => `${each.what} ${each.reason}`, made, (node, each) => {
     write(node.querySelector(".times"), `${count(each.count)}×`);

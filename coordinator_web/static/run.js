@@ -56,9 +56,9 @@ function drawProgress(run) {
 function drawInvite(run) {
   $("invite").hidden = run.join_line === "" || run.state === "finished";
   const first = run.state === "waiting";
-  write($("invite-heading"), first && run.epoch === 0 ? "Waiting for the first trainer" : "Join this run");
+  write($("invite-heading"), first && run.epoch === 0 ? "Waiting for the first trainer" : "Let others join");
   $("invite").classList.toggle("prominent", first);
-  write($("invite-hint"), run.link !== "" ? "Run this on any computer that has swarm installed." : "Run this on a computer that has swarm and the recipe file.");
+  write($("invite-hint"), run.link !== "" ? "To be typed on a computer that has swarm installed." : "To be typed on a computer that has swarm and the recipe file.");
 }
 
 const reloadCurves = drawCurves();

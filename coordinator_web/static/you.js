@@ -44,6 +44,7 @@ function drawActivity(me) {
   const over = state === "stopping";
   $("resume").hidden = !asked || over;
   $("pause").hidden = asked || over;
+  write($("pause"), state === "running" ? "Pause" : "Stay paused"); // a limit pauses it, for as long as that holds
   $("pause-choice").hidden = $("pause").hidden;
   $("pause-until-choice").hidden = $("pause").hidden || $("pause-for").value !== "until";
   $("stop").hidden = over && keeps === 0;

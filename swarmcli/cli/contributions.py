@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
 LEGEND = (
-    "claimed: by each peer itself; rounds accepted it, and nobody can check more. seen: by the monitor that counts."
+    "claimed: each peer says so, and the others accepted it; nobody can prove it. seen: by the monitor that counts."
 )
 
 
@@ -88,8 +89,10 @@ def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) 
         table.add_column(column, no_wrap=True)
     for column in NUMERIC[:2] if narrow else NUMERIC:
         table.add_column(column, justify="right", no_wrap=True)
-    for number, each in enumerate(shown, 1):
-        who = str(number), _called(each)
+    ahead = sorted(each.samples for each in shown)
+    for each in shown:
+        place = len(ahead) - bisect_right(ahead, each.samples) + 1  # equals share one; who gave no samples has none
+        who = str(place) if each.samples else "–", _called(each)
         given = f"{each.samples:,.0f}", f"{each.samples / total:.0%}" if total else ""
         if narrow:
             table.add_row(*who, *given)

@@ -192,7 +192,11 @@ def told(tables: Tables) -> Iterator[tuple[PeerID, ContributionTable]]:
 def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
     """Says whose table is shown, who counts otherwise, and who did not tell. `called`: the name of a peer for
     people."""
-    failed = [f"{called(p)} did not tell what it counts: {why}." for p, why in tables.items() if isinstance(why, str)]
+    failed = [  # errors name a peer by its id, first; here it is named already
+        f"{called(peer)} did not tell what it counts ({why.removeprefix(f'{peer.short} ')})."
+        for peer, why in tables.items()
+        if isinstance(why, str)
+    ]
     if (found := fullest(tables)) is None:
         return ["no monitor of this run could be asked; `swarm monitor` starts one, which counts from then on", *failed]
     shown, table = found

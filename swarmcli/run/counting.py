@@ -160,7 +160,7 @@ class ContributionKeeper(ContributionReader):
         return [given.whole(each) for each in self._look()[1]]
 
     def rests_on(self) -> str:
-        return f"This is this peer's own count: {self._look()[0].in_words}."
+        return f"This peer keeps count itself: {self._look()[0].in_words}."
 
     def _look(self) -> tuple[ContributionTable, Sequence[Contribution]]:
         """Returns the journal's sums; it may wait for the disk. Any thread may call it."""

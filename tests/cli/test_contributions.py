@@ -62,6 +62,10 @@ def test_the_table_tells_claimed_from_seen_and_shows_no_strangers_control_charac
     assert "claimed" in text and "seen" in text
     assert "Ada" in text and "60%" in text and "5.0 MB" in text and "2.0 h" in text
     assert BOB.peer_id.text[:10] in text and "\x1b" not in text
+    console = Console(file=io.StringIO(), width=120)
+    console.print(contributions_table([*GIVEN, replace(GIVEN[1], peer="m" * 52), replace(GIVEN[2], samples=0)]))
+    lines = console.file.getvalue().splitlines()  # type: ignore[attr-defined]
+    assert [line.split()[0] for line in lines[-5:]] == ["1", "2", "4", "2", "–"], "places, as each is told its own"
     console = Console(file=io.StringIO(), width=60)
     wordy = replace(GIVEN[0], name="n" * 20, team="t" * 16, samples=123_456_789)
     console.print(contributions_table([wordy, wordy], narrow=True))
@@ -81,7 +85,7 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     (said,) = alone.rests_on
     assert said == f"This is the count of the monitor {OTHER.peer_id.short}: {part}; no other monitor confirms it."
     assert alone.as_json()["accounted"] == 0.45
-    tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: "no answer"}
+    tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: f"{BOB.peer_id.short} gives no answer"}
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [
@@ -89,7 +93,7 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
         "counted up to epoch 10.",
         f"{OTHER.peer_id.short} counts otherwise: {part}.",
         f"{ADA.peer_id.short} counts the same.",
-        f"{BOB.peer_id.short} did not tell what it counts: no answer.",
+        f"{BOB.peer_id.short} did not tell what it counts (gives no answer).",
     ]
     shown = [(each["since"], each["shown"]) for each in told.as_json()["monitors"]]
     assert shown == [(6, False), (0, True), (0, False)]

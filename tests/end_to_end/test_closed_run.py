@@ -106,7 +106,7 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     assert "ada" in shown and "joe" in shown and "not reached" not in shown
     # A volunteer has no key of the run: its own peer keeps the book, with names once their owners have reported.
     wait(lambda: all(each in ada.run("members").stdout for each in ("ada", "joe")), "the volunteer's book has names")
-    assert "peer's own count" in ada.run("members").stderr
+    assert "This peer keeps count itself" in ada.run("members").stderr
 
     assert "revoked the peer" in owner.run("revoke", "closed.yaml", "joe").stdout
     began = time.monotonic()

@@ -143,7 +143,7 @@ async def test_each_monitor_counts_what_it_was_there_for_once_and_a_reader_is_to
         "100% of the run's 1,000 samples, counted up to epoch 10",
         "50% of the run's 1,000 samples, counted since epoch 6 up to epoch 10",
     )
-    assert whole in monitor.keeper.rests_on() and f"own count: {part}." in later.keeper.rests_on()
+    assert whole in monitor.keeper.rests_on() and f"keeps count itself: {part}." in later.keeper.rests_on()
     reader = run.reader(run.nodes[0])
     assert reader.contributions() == () and reader.rests_on() == ""
     await read(reader)

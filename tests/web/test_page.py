@@ -191,7 +191,7 @@ def test_before_the_first_trainer_the_join_line_is_there_to_copy(serve: Serve, o
     expect_text(page, "[data-copies]", "Copied")
     assert page.evaluate("navigator.clipboard.readText()") == JOIN_LINE
     run.state, run.people = "training", [OTHERS[1], TRAINERS[0]]
-    expect_text(page, "#invite-heading", "Join this run")
+    expect_text(page, "#invite-heading", "Let others join")
 
 
 def test_a_run_that_has_finished_is_calm_and_says_where_its_model_is(serve: Serve, open_page: Open) -> None:

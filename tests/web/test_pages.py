@@ -74,6 +74,17 @@ def test_a_volunteer_pauses_goes_on_and_leaves_by_click(serve: Serve, open_page:
     page.wait_for_selector("dialog", state="hidden")
 
 
+@pytest.mark.parametrize("width", [360, 1100])
+def test_what_it_does_stays_in_its_badge_beside_a_long_reason(serve: Serve, open_page: Open, width: int) -> None:
+    reasons = (*PAUSED.reasons, Reason("busy", "other programs use this computer, " + "which takes all of it " * 8))
+    run = volunteer(FakeRun(finished_epochs=8, limits=as_shown(), activity=replace(PAUSED, reasons=reasons)))
+    page = open_page(serve(run).url, "", viewport={"width": width, "height": 800})
+    expect_text(page, "#activity", "Paused")
+    badge, card = "document.getElementById('activity')", "document.querySelector('.hero').getBoundingClientRect().right"
+    assert page.evaluate(f"{badge}.scrollWidth <= {badge}.clientWidth")
+    assert page.evaluate(f"{badge}.getBoundingClientRect().right <= {card}")
+
+
 def test_headline_and_card_name_one_speed_and_who_is_alone_has_no_place(serve: Serve, open_page: Open) -> None:
     run = FakeRun(finished_epochs=8, people=[peer_row("ada", me=True, samples_per_second=7.34)])
     page = open_page(serve(run).url, "")
@@ -161,6 +172,7 @@ def test_without_the_token_the_page_only_shows_and_says_so(serve: Serve, open_pa
     page.wait_for_selector("#limits-none")
     changing = open_page(server.url, "#token=secret")  # as somebody writes it who knows `?token=`
     changing.wait_for_selector("#limit-upload:enabled")
+    expect_text(changing, "#pause", "Stay paused")
     assert "secret" not in changing.url and changing.locator("#limit-hours").is_visible()
     other = open_page(server.url, "?token=secret")  # and then the peer is started anew, with another token
     other.wait_for_selector("#pause:enabled")
