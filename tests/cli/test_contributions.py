@@ -85,7 +85,8 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     (said,) = alone.rests_on
     assert said == f"This is the count of the monitor {OTHER.peer_id.short}: {part}; no other monitor confirms it."
     assert alone.as_json()["accounted"] == 0.45
-    tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: f"{BOB.peer_id.short} gives no answer"}
+    silent = f"{BOB.peer_id.short} gives no answer"
+    tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: silent}
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [

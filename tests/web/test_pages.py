@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from swarmcli.events import Reason
 from swarmcli.journal import Line
 from swarmcli.run.values import Alert
 
