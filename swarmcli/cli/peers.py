@@ -253,6 +253,10 @@ class PagedOptions(PeerOptions):
     ) -> AbstractContextManager[Session]:
         from swarmcli.cli.page import PageOptions
 
+        if (begins := self.begins_from) is not None:  # before anybody meets this peer, or is told how to join it
+            from swarmcli.training.resumed import resumed_place
+
+            resumed_place(recipe, begins, self.home or recipe.output_dir / recipe.run_id)
         page = PageOptions(self.web, self.web_host, self.web_name, self.wheel)
         return super().session(role, recipe, contacts, page=page, begins_anew=self.begin_anew, **more)
 

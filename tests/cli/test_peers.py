@@ -7,7 +7,7 @@ import pytest
 import typer
 
 from swarmcli.cli.peers import JoinOptions, MonitorOptions, PagedOptions, PeerOptions, _port_of_dashboard
-from swarmcli.errors import RecipeError, UsageError
+from swarmcli.errors import CheckpointError, RecipeError, UsageError
 from swarmcli.recipe import load_recipe
 from swarmcli.recipe.limit_store import LimitStore, keep_limits
 from swarmcli.training.resumed import Resume
@@ -29,6 +29,16 @@ def test_a_run_to_begin_from_is_named_with_its_checkpoint(verb: type[PagedOption
     assert begins_from(resume="runs/old", from_run="old") == Resume("runs/old", "old")
     with pytest.raises(UsageError, match="--from-run old: name the checkpoint as well, --resume PATH"):
         begins_from(from_run="old")
+
+
+@pytest.mark.parametrize("place", ["gone", "latest"])
+def test_a_checkpoint_that_is_not_there_is_told_before_a_session_begins(
+    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("swarmcli.cli.session.session_of", lambda *_, **__: pytest.fail("the session begins"))
+    given = MonitorOptions(recipe="", peer=[], overrides=[], announce=[], limit=[], web_name=[], resume=place)
+    with pytest.raises(CheckpointError, match=f"--resume {place}: "):
+        given.session("monitor", load_recipe(RECIPE, [f"output_dir={tmp_path}"]), [])
 
 
 def test_choices_become_the_same_as_set_and_what_is_not_chosen_stays_as_the_recipe_says() -> None:
