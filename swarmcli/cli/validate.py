@@ -37,7 +37,10 @@ if TYPE_CHECKING:
 def validate(
     recipe: Annotated[str, typer.Argument(metavar="LINK|RECIPE", help="A recipe file, or a link to a run.")],
     overrides: Overrides,
-    quick: Annotated[bool, typer.Option("--quick", help="Check the file only: build no model, read no data.")] = False,
+    quick: Annotated[
+        bool,
+        typer.Option("--quick", help="Check the file only: build no model and read no data, unless --uplink trains."),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print values and fingerprint as JSON.")] = False,
     uplink: Annotated[
         str | None,
@@ -102,7 +105,8 @@ def _advice(recipe: Recipe, uplink: float, count: int) -> list[str]:
     advice = advise_on(recipe, numbers, Volunteers(uplink, count, pace))
     told = [
         *advice.lines,
-        "The pace is this computer's just now: while it is busy, it computes more slowly than it can.",
+        f"{pace:,.1f} samples a second is this computer's pace just now, the median of several micro-batches: while "
+        "other programs run, it computes more slowly than it can.",
     ]
     end = time_to_the_end(recipe, advice)
     if not (lines := keys_to_write(recipe, advice)):

@@ -175,14 +175,26 @@ def further_advice(recipe: Recipe, advice: Advice) -> list[str]:
     if recipe.outer.takes_steps and chosen.way.steps == 1:
         told.append("Remove outer.")
     if (fewer := chosen.samples / recipe.target_batch_size) != 1:
-        told.append(
-            f"Epochs are {fewer:.3g} times as long then: {'divide' if fewer > 1 else 'multiply'} "
-            f"lr_scheduler.warmup_epochs and each every_epochs by {max(fewer, 1 / fewer):.3g}."
-        )
+        # 0 stays: it means never
+        kept = {key: max(1, round(value / fewer)) for key, value in _counted_in_epochs(recipe).items() if value}
+        write = ", ".join(f"{key}: {value}" for key, value in kept.items())
+        told.append(f"Epochs are {fewer:.3g} times as long then{write and ': write '}{write}.")
     if chosen.way.steps > 1 and recipe.optimizer.name == "adamw" and isinstance(recipe.base_model, Mapping):
         rate = f"{RATE_OF_MUON * recipe.optimizer.learning_rate:.1g}"
         told.append(f"With own steps a language model learns best with optimizer.name: muon and learning_rate: {rate}.")
     return told
+
+
+def _counted_in_epochs(recipe: Recipe) -> dict[str, int | None]:
+    """Returns the keys of a recipe, beside max_epochs, whose values are numbers of epochs."""
+    schedule = recipe.lr_scheduler
+    return {
+        "lr_scheduler.warmup_epochs": schedule.warmup_epochs,
+        "lr_scheduler.total_epochs": schedule.total_epochs,
+        "lr_scheduler.decay_epochs": schedule.decay_epochs,
+        "checkpoint.every_epochs": recipe.checkpoint.every_epochs,
+        "evaluation.every_epochs": recipe.evaluation.every_epochs,
+    }
 
 
 def on_lines_of_homes(nbytes: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import median
 
 from swarmcli.recipe import Recipe
 from swarmcli.training.device import choose_compute
@@ -10,9 +11,13 @@ from swarmcli.training.memory import averaged_numbers, check_memory
 from swarmcli.training.task import samples_in
 from swarmcli.training.tasks import build_task
 
+FEWEST, SECONDS = 5, 5.0  # micro-batches that are measured, and until how much time they have taken together …
+MOST = 50  # … but no more: other programs disturb single ones, and the median of so many is stable
+
 
 def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
-    """Returns how many numbers peers average, and samples per second of a forward and backward pass of one micro-batch.
+    """Returns how many numbers peers average, and samples per second: the median of several forward and backward
+    passes of one micro-batch.
 
     Raises RecipeError for what the memory has no room for, and what building the model and reading data raise.
     """
@@ -21,11 +26,17 @@ def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
     model = task.build_model().to(compute.device)
     batch = next(task.batches(recipe.seed))
     placed = compute.place(batch)
-    for _ in range(2):  # the first one also takes memory and makes kernels
+
+    def seconds() -> float:
         began = time.monotonic()
         with compute.autocast():
             loss = task.loss(model, placed)
         loss.backward()
         compute.wait()
-        seconds = time.monotonic() - began
-    return averaged_numbers(recipe, model), samples_in(batch) / seconds
+        return time.monotonic() - began
+
+    seconds()  # the first one also takes memory and makes kernels
+    measured: list[float] = []
+    while len(measured) < FEWEST or (len(measured) < MOST and sum(measured) < SECONDS):
+        measured.append(seconds())
+    return averaged_numbers(recipe, model), samples_in(batch) / median(measured)
