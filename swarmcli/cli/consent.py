@@ -26,7 +26,7 @@ from swarmcli.reach.relaying import RelayBudgets
 from swarmcli.recipe import AnyDataset, FilesDataset, HuggingFaceDataset, Limits, Recipe
 from swarmcli.recipe.dataset import LOCAL_BUILDERS
 from swarmcli.recipe.limits import in_words
-from swarmcli.recipe.offered import lacking, of_this_computer, web_host
+from swarmcli.recipe.offered import evaluated_datasets, lacking, of_this_computer, web_host
 from swarmcli.recipe.pretrained import saved_tokenizer
 from swarmcli.recipe.task_names import task_in_words
 from swarmcli.recipe.ticket import Ticket
@@ -88,11 +88,9 @@ def _model(recipe: Recipe, demand: Demand) -> str:
 
 
 def _data(recipe: Recipe, role: Role) -> str:
-    evaluation = recipe.evaluation
-    if role != "trainer" and (role == "auxiliary" or not evaluation.every_epochs):
+    read = recipe.datasets if role == "trainer" else () if role == "auxiliary" else evaluated_datasets(recipe)
+    if not read:
         return ""
-    named = role != "trainer" and evaluation.dataset
-    read = (named,) if named else recipe.datasets
     said = ("" if role == "trainer" else "for evaluations alone: ") + "; ".join(_datasets(recipe, read))
     gone = ", ".join(printable(str(place), 200) for place in lacking(recipe, read)[:4])
     return f"{said}; nothing lies at {gone}" if gone else said

@@ -31,7 +31,7 @@ from swarmcli.recipe import (
     parse_recipe,
 )
 from swarmcli.recipe.limit_store import LimitStore
-from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here
+from swarmcli.recipe.offered import UNKNOWN, RunEstimate, check_data_here, data_lacking
 from swarmcli.recipe.schema import Setting
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.words import format_moment, format_size
@@ -61,7 +61,10 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
     then nothing was kept. Raises RecipeError.
     """
     if not is_link(given):
-        return RecipeToJoin(Path(given), load_recipe(given, settings))
+        recipe = load_recipe(given, settings)
+        if role == "trainer" and (gone := data_lacking(recipe, recipe.datasets)):  # told before it meets anybody
+            raise RecipeError(f"{recipe.origin('datasets')}: {gone}, or correct the recipe")
+        return RecipeToJoin(Path(given), recipe)
     link = parse_link(given)
     run = LinkedRun(link)
     with ExitStack() as undo:

@@ -38,6 +38,7 @@ from swarmcli.peer.joining import joined, ready_peer
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
 from swarmcli.recipe.link import command_of
+from swarmcli.recipe.offered import data_lacking, evaluated_datasets
 from swarmcli.run.alerts import Alerts
 from swarmcli.run.observer import Observer
 from swarmcli.run.source import DashboardSource, Providers
@@ -95,6 +96,8 @@ def session_of(
                 ready_peer(recipe, role, own, contacts=contacts, port=port, listener=ear, begins_anew=begins_anew)
             )
             peer = ready.peer
+            if role != "auxiliary" and (gone := data_lacking(recipe, evaluated_datasets(recipe))):
+                peer.events.emit(Noticed("warning", f"this peer cannot evaluate the model: {gone}"))
             watch = RunWatch(peer, partial(join_line, recipe, peer))
             undo.callback(watch.close)
             leaving = Leaving(peer, watch, of_site=bool(process), patience=process.patience if process else math.inf)

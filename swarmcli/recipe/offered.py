@@ -17,7 +17,7 @@ import ipaddress
 import json
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -225,12 +225,28 @@ def data_in_words(recipe: Recipe) -> str:
 
 def check_data_here(recipe: Recipe) -> None:
     """Raises RecipeError if there is nothing at a place whose data a trainer reads."""
-    if gone := lacking(recipe, recipe.datasets):
+    if gone := data_lacking(recipe, recipe.datasets):
         raise RecipeError(
-            f"no data come by a link, and this run's are not on this computer: nothing is at "
-            f"{printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which they begin "
-            "by --set local.data_dir=DIRECTORY, or help without data by `swarm aux`"
+            f"no data come by a link, and this run's are not on this computer: {gone}, or help without data by "
+            "`swarm aux`"
         )
+
+
+def data_lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> str:
+    """Says where data of this computer should be, and what helps; "" if something is at each place."""
+    if not (gone := lacking(recipe, datasets)):
+        return ""
+    return (
+        f"nothing is at {printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which "
+        "they begin by --set local.data_dir=DIRECTORY"
+    )
+
+
+def evaluated_datasets(recipe: Recipe) -> Sequence[AnyDataset]:
+    """Returns the datasets on which, or on a part of which, a peer evaluates; none: the run is not evaluated."""
+    if not recipe.evaluation.every_epochs:
+        return ()
+    return recipe.datasets if recipe.evaluation.dataset is None else (recipe.evaluation.dataset,)
 
 
 def lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> list[Path]:

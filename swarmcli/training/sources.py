@@ -217,7 +217,10 @@ class FileSource:
                 raise DataError(f"{path} is a key, or lies in a peer's home: a model would tell it to everybody")
             return cls([path], path.parent, split, options)
         if not path.is_dir():
-            raise DataError(f"{path} does not exist; put the text files there, or correct `path` in the recipe")
+            raise DataError(
+                f"{path} does not exist; put the text files there, correct `path` in the recipe, or name the directory "
+                "in which it begins by --set local.data_dir=DIRECTORY"
+            )
         try:
             found = [(file, file.relative_to(path).parts) for file in path.glob(pattern) if file.is_file()]
             shown = [file for file, parts in found if not any(part.startswith(".") for part in parts)]

@@ -163,6 +163,15 @@ def test_a_trainer_without_the_data_is_refused_before_it_waits_for_the_page(
     assert contact.shown == 3
 
 
+def test_a_trainer_of_a_file_hears_of_absent_data_at_once_and_others_start(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.yaml"
+    file.write_text(SMALL)
+    gone = [f"datasets=[{{path: {tmp_path}/gone}}]"]
+    with pytest.raises(RecipeError, match=f"nothing is at {tmp_path}/gone; .* by --set local.data_dir=DIRECTORY, or"):
+        recipe_named(str(file), "trainer", gone, yes=False)
+    recipe_named(str(file), "monitor", gone, yes=False)
+
+
 def test_a_disk_without_room_is_refused_also_by_who_agrees_to_all(
     contact: SimpleNamespace, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -76,6 +76,24 @@ def test_a_taken_port_names_its_option_and_an_address_that_cannot_be_read_is_nam
                 raise AssertionError("the session must not begin: nobody may meet a peer that leaves at once")
 
 
+def test_a_peer_that_could_not_evaluate_says_so_before_it_meets_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def met(ready: ReadyPeer) -> Iterator[None]:
+        raise BootstrapError("no first contact answered")
+        yield
+
+    monkeypatch.setattr("swarmcli.cli.session.joined", met)
+    lacks = f"this peer cannot evaluate the model: nothing is at {tmp_path}/gone; put them there, or name the directory"
+    for more, told in ((["evaluation.every_epochs=9", "evaluation.held_out=0.1"], True), ([], False)):
+        recipe = small(f"output_dir={tmp_path}", "datasets=[{path: ./gone}]", *more, directory=tmp_path)
+        with pytest.raises(BootstrapError), session_of("monitor", recipe, []):
+            raise AssertionError("the session must not begin")
+        said = capsys.readouterr().err
+        assert (lacks in said and "--set local.data_dir=DIRECTORY" in said) == told, said
+
+
 @pytest.mark.parametrize("met", [False, True])
 def test_a_copy_of_a_running_peer_is_refused_and_tells_nobody_how_to_join(
     met: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

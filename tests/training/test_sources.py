@@ -84,7 +84,9 @@ def test_keys_and_homes_of_peers_are_not_learned(tmp_path: Path) -> None:
 
 
 def test_missing_data_is_named_with_the_fix(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"gone does not exist; put the text files there, or correct `path`"):
+    with pytest.raises(
+        DataError, match=r"gone does not exist; put the text files there, correct `path`.*local.data_dir="
+    ):
         FileSource.below(tmp_path / "gone")
     with pytest.raises(DataError, match=r"holds no files that fit '\*\*/\*'; put text files there"):
         FileSource.below(tmp_path)
