@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
@@ -20,6 +21,7 @@ from swarmcli.words import printable
 Key = str | int
 CONFLICT = "conflict"  # our name for what pydantic has no name for
 
+_WRITE = re.compile(r"(?<!or )write `(\w+): \{([^`]*)\}`")
 MOST_LISTED = 30  # keys of a section in one line
 _EXPECTED = {
     "int_": "a whole number",
@@ -44,7 +46,27 @@ def recipe_error(error: pydantic.ValidationError, root: RecipeEntry, model: type
     wrong = [one for one in error.errors(include_url=False) if not (one["type"] == "too_short" and one["input"])]
     found = sorted(_each_of(wrong), key=lambda details: _line(_place(details, root)[1]))
     lines = dict.fromkeys(_describe(details, root, model) for details in found)
-    return RecipeError("\n".join(lines))
+    return RecipeError("\n".join(_with_whole_sections(list(lines))))
+
+
+def _with_whole_sections(lines: list[str]) -> list[str]:
+    """If several lines say to write keys of one section, has the first say them all: a section that is written twice is
+    a duplicate key."""
+    first: dict[str, int] = {}
+    wanted: dict[str, dict[str, str]] = {}
+    for number, line in enumerate(lines):
+        if (found := _WRITE.search(line)) is None:
+            continue
+        section, text = found.groups()
+        key = text.partition(":")[0]
+        if section in first and key not in wanted[section]:
+            lines[number] = line.replace(found[0], f"write it in the `{section}:` above")
+        wanted.setdefault(section, {}).setdefault(key, text)
+        first.setdefault(section, number)
+    for section, number in first.items():
+        whole = f"write `{section}: {{{', '.join(wanted[section].values())}}}`"
+        lines[number] = _WRITE.sub(lambda _, whole=whole: whole, lines[number], count=1)
+    return lines
 
 
 def _each_of(errors: Sequence[ErrorDetails]) -> Iterator[ErrorDetails]:

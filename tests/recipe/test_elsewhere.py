@@ -38,11 +38,13 @@ SAID = {
     5: "datasets.0.type should be one of 'text', 'completion' or 'chat_template', not 'alpaca'; make conversations",
     8: "unknown key wandb_project; each peer writes a journal, which `swarm monitor` shows",
     10: f"unknown key num_epochs; {STEP}3 × the number of samples / target_batch_size",
-    11: "optimizer should be a section: keys indented below it, not 'adamw_torch'; write `optimizer: {name: adamw}`",
-    12: "lr_scheduler should be a section: keys indented below it, not 'cosine'; write `lr_scheduler: {name: cosine}`",
-    13: "unknown key learning_rate; did you mean optimizer.learning_rate? write `optimizer: {learning_rate: 2e-5}`",
+    11: "optimizer should be a section: keys indented below it, not 'adamw_torch'; "
+    "write `optimizer: {name: adamw, learning_rate: 2e-5}`",
+    12: "lr_scheduler should be a section: keys indented below it, not 'cosine'; "
+    "write `lr_scheduler: {name: cosine, warmup_epochs: …}`",
+    13: "unknown key learning_rate; did you mean optimizer.learning_rate? write it in the `optimizer:` above",
     14: "unknown key bf16; each volunteer chooses that; remove it, or write `local: {dtype: bfloat16}`",
-    15: "unknown key warmup_ratio; write `lr_scheduler: {warmup_epochs: …}`, 0.1 × max_epochs",
+    15: "unknown key warmup_ratio; write it in the `lr_scheduler:` above, 0.1 × max_epochs",
     16: "unknown key deepspeed; a peer holds the whole model, and `local.site` has several devices work",
     17: "unknown key special_tokens; they are the tokenizer's; remove it",
     19: "unknown key mystery; remove it; `swarm schema` lists the keys",
