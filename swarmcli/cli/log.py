@@ -102,8 +102,12 @@ def followed(
 
 
 def _names(reader: JournalReader, run_id: str) -> dict[str, str]:
-    """Returns the names that peers have given themselves, by their short ids."""
-    return {short(peer.peer): printable(peer.name, 40) for peer in reader.peers(run_id) if peer.name}
+    """Returns the names that peers have given themselves, by their short ids. A peer without one reports its id."""
+    return {
+        short(peer.peer): printable(peer.name, 40)
+        for peer in reader.peers(run_id)
+        if peer.name and not peer.peer.startswith(peer.name)
+    }
 
 
 def _print(console: Console, record: Event, names: Mapping[str, str], *, as_json: bool) -> None:

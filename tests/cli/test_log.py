@@ -52,6 +52,13 @@ def write_run(path: Path, *, close: bool = True) -> Journal:
     return journal
 
 
+def test_a_peer_without_a_name_is_listed_once_by_its_id(path: Path) -> None:
+    journal = Journal(path, run=RunRecord("stdlib-lm", "trainer", ALICE, "alice", "0.1.0"), clock=lambda: START)
+    journal.record(PeerSeen("c" * 52, "c" * 10, "trainer", 1, 10, 12.5, False))
+    journal.close()
+    assert run(path, "--peers").output.count("c" * 10) == 1
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     path = tmp_path / "trainer-1" / "journal.sqlite"
