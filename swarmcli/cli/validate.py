@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from swarmcli.cli.console import err
 from swarmcli.cli.linking import recipe_of, show_sheet
 from swarmcli.cli.peers import Overrides
 from swarmcli.errors import DataError, RecipeError, UsageError
@@ -80,18 +81,22 @@ def validate(
         told |= {} if rate is None else {"advice": _advice(loaded, rate, volunteers)}
         typer.echo(json.dumps(told | ({"samples": list(map(asdict, looks))} if looks else {}), indent=2))
         return
-    link = {"link": no_link.replace("\n", "; ") or "brings the recipe to whoever joins"}
-    for name, text in {**_summary(loaded), **link, **found, "keys that must agree": str(len(fingerprint))}.items():
-        typer.echo(f"{name:<21} {printable(text, 2000)}")
-    for look in looks:
-        _show(look)
+    if not err.quiet:
+        link = {"link": no_link.replace("\n", "; ") or "brings the recipe to whoever joins"}
+        agree = {"keys that must agree": str(len(fingerprint))}
+        for name, text in {**_summary(loaded), **link, **found, **agree}.items():
+            typer.echo(f"{name:<21} {printable(text, 2000)}")
+        for look in looks:
+            _show(look)
     for note in loaded.notes:
         typer.echo(f"note: {note}")
+    for line in [] if rate is None else _advice(loaded, rate, volunteers):
+        typer.echo(line)
+    if err.quiet:
+        return
     if linked:
         typer.echo("the link's recipe is in order; this computer has kept nothing of it, and read no data")
     else:
-        for line in [] if rate is None else _advice(loaded, rate, volunteers):
-            typer.echo(line)
         alone = ", for those who have the file" if no_link else ""
         typer.echo(f"{recipe} is in order" + (" as far as the file goes" if quick else "") + alone)
 

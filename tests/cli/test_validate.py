@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from swarmcli.cli.console import err
 from swarmcli.cli.validate import validate
 from swarmcli.errors import RecipeError
 from tests.cli.typed import typed
@@ -32,6 +33,14 @@ def recipe(tmp_path: Path) -> Path:
     file = tmp_path / "small.yaml"
     file.write_text(RECIPE)
     return file
+
+
+def test_quiet_says_only_what_is_wrong(recipe: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(err, "quiet", True)
+    never = ["--set", "evaluation={every_epochs: 99, held_out: 0.1}", "--set", "max_epochs=20"]
+    assert run(recipe, "--quick") == ""
+    (note,) = run(recipe, "--quick", *never).splitlines()
+    assert note.startswith("note: ") and "nothing is evaluated" in note
 
 
 def run(*arguments: object) -> str:
