@@ -296,7 +296,7 @@ class BackgroundCheckpoints:
             if heir is not None and self._yields:
                 report = optimizer.peers().get(heir[0])
                 name = (report and report.name) or heir[0].short
-                self.outcome = f"the model is safe: peer {name} has it, of epoch {heir[1]}"
+                self.outcome = f"the model is safe: peer {name} has it (epoch {heir[1]})"
                 return
             path = self._write(self._model, state, optimizer.local_epoch, self._lineage)
             if path is not None:

@@ -247,7 +247,7 @@ def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_d
     with run.checkpoints:
         run.come_to(5)
     assert run.epochs == []
-    assert run.checkpoints.outcome == "the model is safe: peer Ada has it, of epoch 6" and not told
+    assert run.checkpoints.outcome == "the model is safe: peer Ada has it (epoch 6)" and not told
     run.checkpoints.require()
     monitor = Run(every=0, offers=True)
     monitor.optimizer.heir = ADA, 6

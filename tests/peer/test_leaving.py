@@ -112,7 +112,7 @@ def test_at_the_end_of_a_run_the_monitor_says_where_the_model_is(start: Any) -> 
     trainer = start("trainer", monitor, settings=("max_epochs=4",))
     outcome = trainer.end()
     assert outcome in (
-        "the model is safe: peer monitor has it, of epoch 4",
+        "the model is safe: peer monitor has it (epoch 4)",
         f"saved epoch 4 at {trainer.home}/checkpoints/epoch-000004",
     )
     where = f"saved epoch 4 at {monitor.home}/checkpoints/epoch-000004"
