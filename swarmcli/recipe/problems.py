@@ -65,7 +65,7 @@ def _with_whole_sections(lines: list[str]) -> list[str]:
         first.setdefault(section, number)
     for section, number in first.items():
         whole = f"write `{section}: {{{', '.join(wanted[section].values())}}}`"
-        lines[number] = _WRITE.sub(lambda _, whole=whole: whole, lines[number], count=1)
+        lines[number] = _WRITE.sub(whole.replace("\\", r"\\"), lines[number], count=1)
     return lines
 
 
