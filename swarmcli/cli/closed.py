@@ -167,7 +167,7 @@ def members(
     if run.recipe is not None and _is_owner(run.recipe, run_key):
         _show_closed(run.recipe, run.contacts, run_key, as_json)
         return
-    with _waiting("asking who has given what"):
+    with _waiting("asking who has given what; peers that are away delay the answer"):
         told = _told(run)
     if as_json:
         typer.echo(json.dumps(told.as_json(), indent=2))

@@ -116,7 +116,7 @@ def come_into_step(collaboration: Collaboration, steps: Steps) -> None:
     collaboration.optimizer.call(lambda core: collaboration.evaluations.look())
     if collaboration.has_ended():
         last = collaboration.last_epoch()
-        text = f"the run is finished: it has reached its last epoch, {last}; there is nothing left to do in it"
+        text = f"the run is finished, at its last epoch, {last}: nothing is left to do (a new run needs another run_id)"
         collaboration.peer.events.emit(Noticed("info", text))
 
 

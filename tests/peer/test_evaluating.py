@@ -96,6 +96,6 @@ def test_the_evaluator_measures_and_ends_the_run_for_everybody(start: Any, task:
     for name in ("monitor", "one"):  # each by itself: nobody has to be there to say it again
         again = start(name, settings=settings)
         again.end()
-        assert any("it has reached its last epoch" in text for text in again.notices) and not again.epochs, (
+        assert any("the run is finished, at its last epoch" in text for text in again.notices) and not again.epochs, (
             again.notices
         )
