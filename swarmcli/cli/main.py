@@ -63,7 +63,10 @@ def _one(function: Callable[..., Any]) -> typer.Typer:
 
 
 def _finished(command: Any, prefix: str) -> Any:
-    """Gives each verb --quiet, and its options the form that people should see."""
+    """Gives each verb --quiet, and its help and options the form that people should see."""
+    # typer keeps the line ends of a docstring, which are ragged in a narrower terminal; lines after \b stay lines.
+    paragraphs = (command.help or "").split("\n\n")
+    command.help = "\n\n".join(each if each.startswith("\b") else each.replace("\n", " ") for each in paragraphs)
     verbs = getattr(command, "commands", {})
     for name, verb in verbs.items():
         _finished(verb, f"{prefix}_{name}")

@@ -97,6 +97,11 @@ def test_the_help_of_all_verbs_says_of_each_what_its_own_help_says_which_has_an_
         assert re.search(rf"{typed}(?!\w)", "\n".join((each.help or "", each.epilog or ""))), typed
 
 
+def test_help_breaks_no_line_where_its_docstring_does() -> None:
+    assert "(11 million parameters, for laptops" in (command.load("init").help or "")
+    assert "\nswarm validate my-run/recipe.yaml\n" in (command.load("validate").help or "")
+
+
 def test_a_variable_stands_for_each_option_by_its_name(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("SWARM_LOG_JSON", "1")
     monkeypatch.setenv("SWARM_LOG_LAST", "none")
