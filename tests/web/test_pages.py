@@ -250,6 +250,25 @@ def test_what_others_write_is_text_everywhere(serve: Serve, open_page: Open) -> 
     expect_text(page, "#given-word", run.rests_on)
 
 
+@pytest.mark.parametrize(("width", "wide"), [(360, False), (1280, True)])
+def test_who_has_given_what_keeps_words_whole_and_explains_the_columns_that_are_there(
+    serve: Serve, open_page: Open, width: int, wide: bool
+) -> None:
+    class Named(FakeRun):
+        def contributions(self) -> list[Any]:
+            return [replace(each, name="bibliothekar-12", samples=9_876_543) for each in super().contributions()]
+
+    page = open_page(serve(Named(41)).url, "contributions", viewport={"width": width, "height": 800})
+    page.wait_for_selector("#given .name")
+    boxes = page.evaluate("""() => {
+        const range = document.createRange();
+        range.selectNodeContents(document.querySelector("#given .name"));
+        return new Set([...range.getClientRects()].map((box) => box.top)).size;
+    }""")
+    assert boxes == 1 and page.get_by_text("Time given is the length").is_visible() == wide
+    assert page.get_by_role("columnheader", name="Time given").is_visible() == wide
+
+
 @pytest.mark.parametrize(("width", "scheme"), [(360, "light"), (1280, "dark")])
 def test_every_page_can_be_used_by_everyone(serve: Serve, open_page: Open, width: int, scheme: str) -> None:
     """By the rules of axe-core, and nothing is wider than the window."""
