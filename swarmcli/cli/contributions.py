@@ -28,9 +28,7 @@ if TYPE_CHECKING:
     from swarmcli.run.contributions import Attestation
 
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
-LEGEND = (
-    "claimed: each peer says so, and the others accepted it; nobody can prove it. seen: by the monitor that counts."
-)
+LEGEND = "claimed: each peer says so, and the others accepted it; nobody can prove it. seen: by the peer that counts."
 
 
 # the list
@@ -163,7 +161,9 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
     given.append(format_duration(3600 * entry.hours))
     if standing.rank and standing.peers > 1:
         given.append(f"place {standing.rank:,} of {standing.peers:,}")
-    return f"you gave in all: {', '.join(given)}, as {standing.monitor.short} counts; thank you"
+    rest = summary.samples - round(entry.samples)
+    fewer = f"; it has not counted {rest:,} of this start: above a round's cap, or not seen" if rest > 0 else ""
+    return f"you gave in all: {', '.join(given)}, as {standing.monitor.short} counts{fewer}; thank you"
 
 
 # certificates

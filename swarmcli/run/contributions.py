@@ -93,9 +93,9 @@ class ContributionTable(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """For people: "55% of the run's 98,000 samples, counted since epoch 40 up to epoch 90"."""
+        """For people: "55% of the 98,000 samples of all epochs, counted since epoch 40 up to epoch 90"."""
         since = f" since epoch {self.since:,}" if self.since > 1 else ""
-        part = f"{self.counted:.0%} of the run's {self.until.samples:,} samples"
+        part = f"{self.counted:.0%} of the {self.until.samples:,} samples of all epochs"
         return f"{part}, counted{since} up to epoch {self.until.epoch:,}"
 
     def agrees(self, other: ContributionTable) -> bool:
@@ -205,8 +205,8 @@ def whose_count(tables: Tables, called: Callable[[PeerID], str]) -> list[str]:
         for writer, other in told(tables)
         if writer != shown
     ]
-    alone = "" if unlike else "; no other monitor confirms it"
-    return [f"This is the count of the monitor {called(shown)}: {table.in_words}{alone}.", *unlike, *failed]
+    alone = "" if unlike else "; no other peer confirms it"
+    return [f"This is the count of {called(shown)}: {table.in_words}{alone}.", *unlike, *failed]
 
 
 async def fetch_attestation(

@@ -127,7 +127,7 @@ class DashboardSource:
             hours=own.hours if own else 0.0,
             rank=rank,
             ranked=ranked,
-            told_by="as one monitor counts" if own else "",
+            told_by="as one peer counts" if own else "",
             rests_on=self._providers.rests_on(),
             totals=self._totals,
             limits=self._providers.limits(),

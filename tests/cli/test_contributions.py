@@ -42,6 +42,8 @@ def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> Non
     said = thanks(summary(), attestation())
     given = "12,400 of 98,000 samples, 3.1 h, place 3 of 7"
     assert said == f"you gave in all: {given}, as {MONITOR.peer_id.short} counts; thank you"
+    fewer = thanks(summary(13_000), attestation())
+    assert f"as {MONITOR.peer_id.short} counts; it has not counted 600 of this start: above a round's cap" in fewer
     assert "20 min" in thanks(summary(), attestation(hours=1 / 3))
     said = thanks(summary(), msgspec.structs.replace(attestation(), since=40))
     assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 h" in said
@@ -81,16 +83,16 @@ def test_who_gave_most_comes_first() -> None:
 def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     whole, late = table(600.0, 400.0), table(450.0, since=6)
     alone = told_by(AskedTables("run", {OTHER.peer_id: late}, {}))
-    part = "45% of the run's 1,000 samples, counted since epoch 6 up to epoch 10"
+    part = "45% of the 1,000 samples of all epochs, counted since epoch 6 up to epoch 10"
     (said,) = alone.rests_on
-    assert said == f"This is the count of the monitor {OTHER.peer_id.short}: {part}; no other monitor confirms it."
+    assert said == f"This is the count of {OTHER.peer_id.short}: {part}; no other peer confirms it."
     assert alone.as_json()["accounted"] == 0.45
     silent = f"{BOB.peer_id.short} gives no answer"
     tables = {OTHER.peer_id: late, MONITOR.peer_id: whole, ADA.peer_id: whole, BOB.peer_id: silent}
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [
-        f"This is the count of the monitor {MONITOR.peer_id.short}: 100% of the run's 1,000 samples, "
+        f"This is the count of {MONITOR.peer_id.short}: 100% of the 1,000 samples of all epochs, "
         "counted up to epoch 10.",
         f"{OTHER.peer_id.short} counts otherwise: {part}.",
         f"{ADA.peer_id.short} counts the same.",

@@ -122,7 +122,7 @@ def test_who_does_not_answer_or_trains_another_model_is_named() -> None:
 def test_a_frame_tells_what_this_peer_has_given() -> None:
     lines = lines_of(STATUS, ME)
     assert "mine 75% of the last epochs   12,400 in all   41 rounds   3.1 h   place 3 of 7" in lines
-    assert "place 3 of 7 as one monitor counts" in drawn(STATUS, replace(ME, told_by="as one monitor counts"))
+    assert "place 3 of 7 as one peer counts" in drawn(STATUS, replace(ME, told_by="as one peer counts"))
     helps = replace(ME, share=None, rank=None, totals=Totals(bytes_sent=3_000_000))
     text = drawn(replace(STATUS, role="auxiliary"), helps)
     assert "sent to others" in text and "place" not in text
