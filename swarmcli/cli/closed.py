@@ -33,7 +33,7 @@ from swarmcli.owner.visit import InvitationLedger, RunMember, Visit, describe_su
 from swarmcli.peer.home import LINK
 from swarmcli.peer.linked import visitor_of
 from swarmcli.recipe import Link, Recipe, digest_of, is_link, load_recipe, parse_link
-from swarmcli.recipe.offered import data_in_words
+from swarmcli.recipe.offered import data_in_words, joining
 from swarmcli.recipe.run_key import RunKey, is_owners_position
 from swarmcli.recipe.ticket import Ticket
 from swarmcli.run.asking import ask_for_tables, visit
@@ -82,7 +82,7 @@ def invite(
         ticket = Ticket(key.public, key.invite(digest, whom, until).invitation)
     ledger.note(ticket.invitation, peer=whom, note=note)
     made = replace(host, ticket=ticket)
-    out.print(str(made) if copyable else f'swarm join "{made}"', soft_wrap=True)
+    out.print(str(made) if copyable else joining(made, loaded), soft_wrap=True)
     terms = (
         f"for the peer {whom.short}… alone"
         if whom

@@ -13,6 +13,7 @@ from swarmcli.errors import UsageError
 from swarmcli.peer.home import LINK, read_link
 from swarmcli.recipe import Link
 from swarmcli.recipe.link import command_of, reach_in_words
+from swarmcli.recipe.offered import with_data
 
 
 def link(
@@ -36,9 +37,10 @@ def link(
         if copyable:
             out.print(str(each), soft_wrap=True)
             continue
-        out.print(command_of(each), soft_wrap=True)
+        needs = read_link(home)[1]
+        out.print(with_data(command_of(each), needs), soft_wrap=True)
         state = "" if home in running else "not running now: others can join when it is started again"
-        err.print("  ".join(filter(None, [str(home), reach_in_words(each), read_link(home)[1], state])))
+        err.print("  ".join(filter(None, [str(home), reach_in_words(each), needs, state])))
 
 
 def links_of(what: str | None) -> dict[Path, Link]:

@@ -37,8 +37,7 @@ from swarmcli.peer.home import Home
 from swarmcli.peer.joining import joined, ready_peer
 from swarmcli.peer.peer import RunPeer
 from swarmcli.recipe import Recipe
-from swarmcli.recipe.link import command_of
-from swarmcli.recipe.offered import data_lacking, evaluated_datasets
+from swarmcli.recipe.offered import data_lacking, evaluated_datasets, joining
 from swarmcli.run.alerts import Alerts
 from swarmcli.run.observer import Observer
 from swarmcli.run.source import DashboardSource, Providers
@@ -207,7 +206,7 @@ def tell_anew(peer: RunPeer, dashboard: str, event: Event) -> None:
     if not peer.links.tell(dashboard):
         return
     link = peer.link()
-    told = f"others join from now on with: {command_of(link)}" if link else f"{GONE} {peer.no_link}"
+    told = f"others join from now on with: {joining(link, peer.recipe)}" if link else f"{GONE} {peer.no_link}"
     peer.events.emit(Noticed("info", told))
 
 

@@ -29,7 +29,7 @@ from swarmcli.errors import RecipeError
 from swarmcli.recipe.dataset import CHATML, FORMATS, LOCAL_BUILDERS, AnyDataset, FilesDataset, HuggingFaceDataset
 from swarmcli.recipe.document import entries_of, is_section
 from swarmcli.recipe.fingerprint import agreed_values, contents_of, digest_of, preprocessing_of, values_of
-from swarmcli.recipe.link import Link
+from swarmcli.recipe.link import Link, command_of
 from swarmcli.recipe.load import recipe_of
 from swarmcli.recipe.patterns import NAME, ON_HUB
 from swarmcli.recipe.pretrained import (
@@ -205,6 +205,18 @@ def web_host(file: str) -> str:
 
 # Data, which no link brings
 
+DATA_OPTION = "--set local.data_dir=DIRECTORY"
+
+
+def joining(link: Link, recipe: Recipe) -> str:
+    """Returns the command by which a stranger trains; at its end, the option that names data which no link brings."""
+    return with_data(command_of(link), data_in_words(recipe))
+
+
+def with_data(command: str, needs: str) -> str:
+    """Returns a command to join a run, of which `needs_in_words` says `needs`."""
+    return f"{command} {DATA_OPTION}" if DATA_OPTION in needs else command
+
 
 def needs_in_words(recipe: Recipe) -> str:
     """Says what joining takes beside the link; "" if nothing."""
@@ -218,8 +230,8 @@ def data_in_words(recipe: Recipe) -> str:
     """Says which data a trainer needs beside a link; "" if none."""
     names = listed([printable(file, 80) for dataset in recipe.datasets for file in of_this_computer(dataset)])
     return names and (
-        f"A link brings no data: whoever trains needs a copy of {names}, and names the directory in which it lies with "
-        "--set local.data_dir=DIRECTORY."
+        f"A link brings no data: whoever trains needs a copy of {names}, and names the directory that contains the "
+        f"copy: {DATA_OPTION}."
     )
 
 

@@ -16,8 +16,8 @@ from swarmcli.network.identity import PeerID
 from swarmcli.optim.peers.progress import seconds_until
 from swarmcli.optim.peers.report import PeerReport, is_settled
 from swarmcli.recipe import HuggingFaceDataset
-from swarmcli.recipe.link import command_of, reach_in_words
-from swarmcli.recipe.offered import needs_in_words
+from swarmcli.recipe.link import reach_in_words
+from swarmcli.recipe.offered import joining, needs_in_words
 from swarmcli.run.history import EpochHistory
 from swarmcli.run.standstill import Standstill, deserted, stands
 from swarmcli.run.values import Health, PeerStatus, RunStatus, State
@@ -164,7 +164,7 @@ class RunWatch:
             last_epoch=self._history.last,
             evaluation=self._evaluation,
             best=self._evaluations.best if self._evaluations else None,
-            join_line=command_of(link) if link else self._join_line() if peer.dht.is_alive() else "",
+            join_line=joining(link, recipe) if link else self._join_line() if peer.dht.is_alive() else "",
             link=str(link or ""),
             install=package_of(recipe),
             link_reach=reach,

@@ -15,7 +15,7 @@ from swarmcli.machine.registry import LocalPeer, LocalPeers
 from swarmcli.network.identity import Identity
 from swarmcli.network.membership import InvitationKind
 from swarmcli.recipe import Link, digest_of, load_recipe, parse_link, parse_recipe
-from swarmcli.recipe.offered import needs_in_words
+from swarmcli.recipe.offered import data_in_words, needs_in_words
 from tests.cli.homes import home
 from tests.cli.typed import typed
 from tests.recipe.recipes import SMALL
@@ -39,6 +39,10 @@ def test_the_command_is_printed_again_for_each_run_and_says_what_else_it_takes_t
     command, beside = said(tmp_path / "closed")
     assert command == f'swarm join "{closed}"' and "swarm invite" in beside, "the link is not enough"
     assert said(tmp_path / "closed", "--copyable") == (str(closed), "")
+    files = parse_recipe(SMALL.replace("source: stdlib", "path: ./texts"))
+    (tmp_path / "closed" / "link").write_text(f"{closed}\n{data_in_words(files)}\n")
+    command, beside = said(tmp_path / "closed")
+    assert command == f'swarm join "{closed}" --set local.data_dir=DIRECTORY' and "a copy of ./texts, and" in beside
     with pytest.raises(UsageError, match="2 runs"):
         said(tmp_path, "--copyable")
     (tmp_path / "closed" / "link").write_text("torn")

@@ -117,6 +117,7 @@ def test_it_tells_the_last_evaluation_of_this_peer_and_who_can_dial_it() -> None
     more = {"link": lambda: FAR, "recipe": small("datasets=[{source: files, path: texts}]")}
     watch._peer = cast(Any, SimpleNamespace(**vars(watch._peer) | more))
     assert "A link brings no data: whoever trains needs a copy of texts, and" in watch.look().link_reach
+    assert watch.look().join_line.endswith('" --set local.data_dir=DIRECTORY'), "no link brings the data"
     hear(watch, Evaluated(10, 2.5, 256), Evaluated(20, 2.5, 256))
     status = watch.look()
     assert status.evaluation is not None and (status.evaluation.epoch, status.evaluation.loss) == (20, 2.5)
