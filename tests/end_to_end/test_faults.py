@@ -69,7 +69,7 @@ def test_a_signal_ends_a_trainer_in_order(swarm: MakeSwarm, tmp_path: Path, numb
     os.kill(trainer.pid, number)
     run.wait_for_end(trainer, code)
     words = trainer.last_words(60)
-    assert "leaving" in words and "not handed in" not in words, words  # the other one goes on, so a round takes them
+    assert "leaving" in words and "are lost" not in words, words  # the other one goes on, so a round takes them
     assert children == []
     # torch's own cache may be left.
     left = [path.name for path in temporary.iterdir() if not path.name.startswith("torchinductor_")]
