@@ -117,9 +117,10 @@ def init(
     wrap = not err.is_terminal
     if chosen.labels == ():
         err.print("Write the names of the classes in your data into it: labels.", soft_wrap=wrap)
-    if chosen.item is not None and chosen.item["path"] != data:  # it is a path of this computer
+    if chosen.item is not None and Path(str(data)).expanduser().exists():
         err.print(
-            "Each volunteer needs a copy of these data; the page that `swarm join` shows says where it belongs.",
+            "Each volunteer needs a copy of these data, and names the directory that contains it: "
+            "--set local.data_dir=DIRECTORY.",
             soft_wrap=wrap,
         )
     err.print(

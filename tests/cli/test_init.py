@@ -75,7 +75,7 @@ def test_each_size_is_in_order_open_or_closed_and_with_each_kind_of_data(templat
 
 def test_texts_lie_where_the_recipe_says_and_the_recipe_can_travel_in_a_link(here: Path) -> None:
     said("run", "--data", "my texts")
-    said("beside.yaml", "--data", "my texts")
+    assert "Each volunteer needs a copy of these data" in begin("beside.yaml", "--data", "./my texts").stderr
     for file in ("run/recipe.yaml", "beside.yaml"):
         recipe = load_recipe(file)
         path = recipe.datasets[0].path  # type: ignore[union-attr]
