@@ -67,13 +67,20 @@ async def _beside(
         return others, loop_time() - began
 
 
-def test_who_says_that_it_still_works_is_waited_for_as_long_as_exchanges_may_take_and_not_longer() -> None:
-    def works(word: RoundWord) -> RoundWord:
-        return replace(word, busy=True, settled=False, known=())
+def _works(word: RoundWord) -> RoundWord:
+    return replace(word, busy=True, settled=False, known=())
 
-    others, took = virtual_time.run(_beside(works, 3, Holder(digest=None)))
+
+def test_who_says_that_it_still_works_is_waited_for_as_long_as_exchanges_may_take_and_not_longer() -> None:
+    others, took = virtual_time.run(_beside(_works, 3, Holder(digest=None)))
     assert [voter.end for voter in others] == [Action.DEAD] * 3
     assert EXCHANGE < took < EXCHANGE + 5.0
+
+
+def test_who_was_too_slow_for_the_exchange_is_not_waited_for_though_it_still_works() -> None:
+    others, took = virtual_time.run(_beside(_works, 3, Holder(digest=None, slow={3})))
+    assert [voter.end for voter in others] == [Action.DEAD] * 3
+    assert took < EXCHANGE / 2
 
 
 def test_of_a_word_nobody_keeps_more_than_what_it_says_of_its_teller() -> None:
