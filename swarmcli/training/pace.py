@@ -11,8 +11,9 @@ from swarmcli.training.memory import averaged_numbers, check_memory
 from swarmcli.training.task import samples_in
 from swarmcli.training.tasks import build_task
 
-FEWEST, SECONDS = 5, 5.0  # micro-batches that are measured, and until how much time they have taken together …
-MOST = 50  # … but no more: other programs disturb single ones, and the median of so many is stable
+# Other programs disturb single micro-batches, or all within a fraction of a second: so many are measured at least, and
+# for so many seconds.
+FEWEST, SECONDS = 5, 2.0
 
 
 def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
@@ -37,6 +38,6 @@ def numbers_and_pace(recipe: Recipe) -> tuple[int, float]:
 
     seconds()  # the first one also takes memory and makes kernels
     measured: list[float] = []
-    while len(measured) < FEWEST or (len(measured) < MOST and sum(measured) < SECONDS):
+    while len(measured) < FEWEST or sum(measured) < SECONDS:
         measured.append(seconds())
     return averaged_numbers(recipe, model), samples_in(batch) / median(measured)
