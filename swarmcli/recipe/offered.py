@@ -249,8 +249,8 @@ def data_lacking(recipe: Recipe, datasets: Iterable[AnyDataset]) -> str:
     if not (gone := lacking(recipe, datasets)):
         return ""
     return (
-        f"nothing is at {printable(some(list(map(str, gone))), 1000)}; put them there, or name the directory in which "
-        "they begin by --set local.data_dir=DIRECTORY"
+        f"nothing is at {printable(some(list(map(str, gone))), 1000)}; put the data there, or name the directory in "
+        "which they begin by --set local.data_dir=DIRECTORY"
     )
 
 

@@ -85,7 +85,7 @@ def test_a_peer_that_could_not_evaluate_says_so_before_it_meets_others(
         yield
 
     monkeypatch.setattr("swarmcli.cli.session.joined", met)
-    lacks = f"this peer cannot evaluate the model: nothing is at {tmp_path}/gone; put them there, or name the directory"
+    lacks = f"this peer cannot evaluate the model: nothing is at {tmp_path}/gone; put the data there, or name"
     for more, told in ((["evaluation.every_epochs=9", "evaluation.held_out=0.1"], True), ([], False)):
         recipe = small(f"output_dir={tmp_path}", "datasets=[{path: ./gone}]", *more, directory=tmp_path)
         with pytest.raises(BootstrapError), session_of("monitor", recipe, []):
