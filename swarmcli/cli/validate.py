@@ -47,8 +47,8 @@ def validate(
         str | None,
         typer.Option(
             metavar="RATE",
-            help="What a volunteer's line sends, for example 10Mbit/s: swarm trains the model for a moment, and prints "
-            "which way to train suits such lines, and what to write in the recipe.",
+            help="What a volunteer's line sends, for example 10Mbit/s (Mb or Mbit: bits; MB: bytes): swarm trains the "
+            "model for a moment, and prints which way to train suits such lines, and what to write in the recipe.",
         ),
     ] = None,
     volunteers: Annotated[
