@@ -181,6 +181,7 @@ def source_of(peer: RunPeer, watch: RunWatch, controls: PeerControls) -> tuple[D
         limits=controls.limits,
         contributions=peer.members.contributions,
         rests_on=peer.members.rests_on,
+        told_by=peer.members.told_by,
         checkpoints=peer.home.path / "checkpoints",
         alerts=lambda: alerts.standing,
     )

@@ -31,3 +31,7 @@ class RunMembers:
     def rests_on(self) -> str:
         """Says whose count the contributions are, in a sentence."""
         return "" if self._accounts is None else self._accounts.rests_on()
+
+    def told_by(self) -> str:
+        """Says the same in three or four words, after a number."""
+        return "" if self._accounts is None else self._accounts.told_by

@@ -60,6 +60,8 @@ class ContributionReader:
     """Reads the contributions that other peers count, for a peer that keeps no count. Made and closed on the event
     loop."""
 
+    told_by = "as one peer counts"  # whose word the contributions are, in words for people
+
     def __init__(self, around: RunView) -> None:
         self._around = around
         self._loop = asyncio.get_running_loop()
@@ -134,6 +136,8 @@ class ContributionReader:
 
 class ContributionKeeper(ContributionReader):
     """Keeps count, and tells whoever asks what its journal has added up."""
+
+    told_by = "as this peer counts"
 
     def __init__(self, around: RunView, journal: Journal) -> None:
         super().__init__(around)

@@ -52,6 +52,7 @@ class Providers:
     limits: Callable[[], Mapping[str, object]] = dict
     contributions: Callable[[], Sequence[Contribution]] = tuple
     rests_on: Callable[[], str] = str  # whose count the contributions are, in a sentence
+    told_by: Callable[[], str] = str  # the same in words that follow a number
     alerts: Callable[[], Sequence[Alert]] = tuple
     checkpoints: Path | None = None  # the directory that holds them
 
@@ -127,7 +128,7 @@ class DashboardSource:
             hours=own.hours if own else 0.0,
             rank=rank,
             ranked=ranked,
-            told_by="as one peer counts" if own else "",
+            told_by=self._providers.told_by() if own else "",
             rests_on=self._providers.rests_on(),
             totals=self._totals,
             limits=self._providers.limits(),

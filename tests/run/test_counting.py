@@ -146,6 +146,7 @@ async def test_each_monitor_counts_what_it_was_there_for_once_and_a_reader_is_to
     assert whole in monitor.keeper.rests_on() and f"keeps count itself: {part}." in later.keeper.rests_on()
     reader = run.reader(run.nodes[0])
     assert reader.contributions() == () and reader.rests_on() == ""
+    assert (later.keeper.told_by, reader.told_by) == ("as this peer counts", "as one peer counts")
     await read(reader)
     other = f"{later.node.peer_id.short} counts otherwise: {part}."
     assert f"the count of {monitor.node.peer_id.short}: {whole}. {other}" in reader.rests_on()
