@@ -82,6 +82,8 @@ def recipe_named(given: str, role: Role, settings: Sequence[Setting], *, yes: bo
                 raise typer.Exit(ExitCode.FAILURE)
             run.keep(role, text)
         undo.pop_all()
+    if role == "trainer":  # the data may have gone since somebody agreed
+        check_data_here(recipe)
     if link.ticket is not None:
         run.keep_invitation(link.ticket)
     return RecipeToJoin(run.recipe, recipe, link.addresses)

@@ -161,6 +161,9 @@ def test_a_trainer_without_the_data_is_refused_before_it_waits_for_the_page(
         (tmp_path / name).mkdir()
     recipe_named(link, "trainer", set_here, yes=True)
     assert contact.shown == 3
+    (tmp_path / "texts").rmdir()
+    with pytest.raises(RecipeError, match=f"nothing is at {tmp_path}/texts; "):
+        recipe_named(link, "trainer", set_here, yes=True)
 
 
 def test_a_trainer_of_a_file_hears_of_absent_data_at_once_and_others_start(tmp_path: Path) -> None:
