@@ -51,6 +51,7 @@ class Checks:
         self._endpoint, self._evidence, self._news = endpoint, evidence, news
         self._last: dict[Family, list[list[_Ask]]] = {}  # the newest check last
         self._stirred = asyncio.Event()
+        self._ended = set[Family]()  # families in which a check has ended
 
     def asked(self, family: Family) -> list[AskedContact]:
         """Contacts that said yes and whose time has passed, or that proved something; of one network a proof counts
@@ -64,7 +65,7 @@ class Checks:
 
     def unanswered(self, family: Family) -> bool:
         """Whether the last check found nobody who would dial this peer, and no earlier one tells anything."""
-        return self._last.get(family) == []
+        return family in self._ended and not self.was_made(family)
 
     def in_vain(self, family: Family) -> bool:
         """Whether the last check brought no proof."""
@@ -79,6 +80,7 @@ class Checks:
         """This peer has moved: what was dialed before is no address of it any more."""
         for family in left:
             self._last.pop(family, None)
+            self._ended.discard(family)
 
     def heard(self, peer: PeerID, remote_address: str, nonce: bytes) -> None:
         """A probe with a nonce came in at the listener. It proves something only if it comes from at least as far away
@@ -133,6 +135,7 @@ class Checks:
             ask.over = True
         if self._last.get(family) is not checks:
             return  # this peer has moved meanwhile
+        self._ended.add(family)
         if not any(ask.address for ask in asks):
             checks.remove(asks)
             return

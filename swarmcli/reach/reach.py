@@ -172,7 +172,7 @@ class Reach:
             return
         family, observed = family_of(sighting.host), sighting.observed
         verdict = self._verdict(family)
-        if verdict is None or not verdict.dialable:
+        if verdict is None or not verdict.dialable or (verdict.how == "assumed" and verdict.scope is Scope.INTERNET):
             due = not self._checks.was_made(family)
         elif scope_of(host_of(verdict.address)) is Scope.LAN:
             due = verdict.how != "assumed"
@@ -305,10 +305,10 @@ class Reach:
     async def _help(self) -> None:
         """Gives the relays up once it is proven that others can dial this peer; otherwise takes some. Asks the router
         for a port if nobody can dial this peer."""
+        proven = any(verdict.dialable and verdict.how != "assumed" for verdict in self.verdicts)
         if self._relays is not None:
-            proven = any(verdict.dialable and verdict.how != "assumed" for verdict in self.verdicts)
             await (self._relays.close() if proven else self._relays.start())
-        if self.dialable or self._make_mapping is None:
+        if proven or self._make_mapping is None:
             return
         if self.mapping is not None:
             self.mapping.refresh()

@@ -274,6 +274,36 @@ async def test_an_assumption_ends_with_the_first_silence():
 
 
 @simulated
+async def test_an_assumed_address_stays_during_a_check_and_ends_once_somebody_checks_it():
+    """The first contact never answers. Whoever else is met while it is asked again changes nothing."""
+    async with Homes() as homes:
+
+        async def hang(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+            await asyncio.sleep(10)
+            raise CallRefused("busy", "later")
+
+        async def nod(peer: PeerID, request: DialBackRequest) -> DialBackReply:
+            return DialBackReply("memory://5.2.0.1:4000")
+
+        contact = await homes.peer("5.1.0.1", honest=False)
+        contact.endpoint.serve(DIAL_BACK, DialBackRequest, hang)
+        peer = await homes.peer("5.2.0.1", contacts=[contact])
+        assert await peer.reach.settle(5) and peer.reach.dialable
+        for number in range(170):  # through the three early checks
+            await asyncio.sleep(0.7)
+            neighbour = await homes.peer(f"5.1.1.{number}", honest=False)
+            neighbour.endpoint.serve(DIAL_BACK, DialBackRequest, hang)
+            await peer.meet(neighbour)
+            assert peer.endpoint.addresses == (peer.address,)
+        await asyncio.sleep(300)
+        other = await homes.peer("5.3.0.1", honest=False)
+        other.endpoint.serve(DIAL_BACK, DialBackRequest, nod)
+        await peer.meet(other)
+        await asyncio.sleep(30)
+        assert peer.reach.dialable is False
+
+
+@simulated
 async def test_a_peer_that_moves_to_another_network_is_judged_anew():
     async with Homes() as homes:
         public = await homes.peer("5.1.0.1")
