@@ -263,7 +263,7 @@ class FileSource:
         found = begin > 0
         for number, (index, start, length) in enumerate(pieces[begin:], begin + 1):
             file, ends = self.files[index], start + length >= sizes[index]
-            if text := self._text_of(file, start, length, ends):
+            if text := self._text_of(file, start, length):
                 found = True
                 yield Document(text, ends, (number,), begins=not start, where=file.name)
         if not found and part.of == 1:
@@ -275,13 +275,13 @@ class FileSource:
             return ""
         return f"it holds rows; read them by `path: …/**/*{file.suffix}`, or choose texts by `glob`"
 
-    def _text_of(self, file: Path, start: int, size: int, ends: bool) -> str | BadRow:
+    def _text_of(self, file: Path, start: int, size: int) -> str | BadRow:
         if reason := self._unread(file):
             return BadRow(reason)
         try:
             with file.open("rb") as stream:
                 stream.seek(start)
-                data, after = stream.read(size), b"" if ends else stream.read(3)
+                data, after = stream.read(size), stream.read(3)
             # A character belongs to the segment in which it begins, with all of its two to four bytes.
             if start:
                 data = data[:3].lstrip(CONTINUATION) + data[3:]
