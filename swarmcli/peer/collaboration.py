@@ -215,9 +215,10 @@ class Collaboration:
             if last and remembered(peer.home.path):
                 heard = Heard(last[0].epoch, f"the journal in {peer.home.path}", peer.dht.clock.now())
                 self.optimizer.call(lambda core: core.catch_up.note_heard(heard, begins_anew=peer.begins_anew))
-                if (end := self.last_epoch()) is not None and heard.epoch >= end and not peer.begins_anew:
+                ends = [end for end in (self.last_epoch(), self.evaluations.kept_end) if end is not None]
+                if ends and heard.epoch >= min(ends) and not peer.begins_anew:
                     text = (
-                        f"this run ended at epoch {end}, with this peer: there is nothing left to do. It waits "
+                        f"this run ended at epoch {min(ends)}, with this peer: there is nothing left to do. It waits "
                         "only for somebody who still holds the model; Ctrl-C ends that"
                     )
                     peer.events.emit(Noticed("info", text))

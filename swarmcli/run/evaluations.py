@@ -54,6 +54,11 @@ class RunEvaluations:
         self.ends_at: int | None = None
 
     @property
+    def kept_end(self) -> int | None:
+        """The epoch after which the evaluator has ended the run, as an earlier process of this peer has kept it."""
+        return self._ended
+
+    @property
     def best(self) -> Evaluated | None:
         """The best evaluation of the evaluator or, if none is named, of this peer."""
         return min(self._counted.values(), key=lambda each: each.loss, default=None)
