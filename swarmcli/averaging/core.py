@@ -374,7 +374,7 @@ class AveragerCore:
         for peer, reason in suspects.items():
             if preformed and peer in lessons.sending and peer not in withheld:
                 continue  # it was slow: the next round does not wait for its parts, see `seats.py`
-            self.finder.suspect(peer, reason, work=peer in failed, lost=peer in lessons.lost)
+            self.finder.suspect(peer, reason, work=peer in failed, lost=peer in lessons.lost | lessons.cut)
             failed -= {peer}
             if peer in withheld and self.trust.has_no_seat(peer):
                 self.finder.experience.forget(peer)

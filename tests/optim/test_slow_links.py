@@ -13,6 +13,7 @@ from swarmcli.optim.config import Role
 from swarmcli.optim.core import OptimizerCore
 from swarmcli.testing import virtual_time
 from swarmcli.testing.memory_cables import Latency
+from swarmcli.testing.memory_network import MemoryTransport
 from tests.optim.optim_swarm import Swarm, meanwhile, until
 from tests.optim.unlike import Unlike
 from tests.simulation import now
@@ -166,6 +167,46 @@ def test_a_dead_connection_is_no_slow_line(seed: int) -> None:
         assert now() - began < 30, lost.said
 
     tell(story, [("trainer", 30.0)] * 5, elements=50_000, latency=latency, bandwidth=bandwidth, seed=seed)
+
+
+def test_the_first_connection_that_breaks_in_a_round_costs_nobody_its_seat() -> None:
+    """The largest sender of three, which reduces nothing, loses its connections in the middle of a round."""
+
+    async def main() -> None:
+        async with Swarm(1, latency=0.02, bandwidth=1e6) as swarm:
+            big = Unlike(await swarm.node(), "trainer", 200, 60.0, 250_000, bandwidth=0.0)
+            others = [Unlike(await swarm.node(), "trainer", 200, 15.0, 250_000) for _ in range(2)]
+            for peer in (big, *others):
+                await swarm.start(peer.core)
+            async with meanwhile(*(peer.run() for peer in (big, *others))):
+                await epochs_of([big, *others], 3)
+                endpoint, transport = big.node.endpoint, big.node.endpoint.transport
+                assert isinstance(transport, MemoryTransport)
+                before, sent = 0, 0
+                while before == 0 or sent - before < 50_000:  # until it sends a round's parts
+                    await asyncio.sleep(0.1)
+                    before, sent = sent, endpoint.passed().sent
+                transport.reset("the router changed its address")
+                trusts = [peer.core._group.averager.trust for peer in others]
+                for _ in range(40):
+                    await asyncio.sleep(0.5)
+                    assert not any(trust.has_no_seat(big.node.peer_id) for trust in trusts)
+
+    virtual_time.run(main(), seed=1, timeout=5000)
+
+
+def test_who_is_given_up_as_too_slow_learns_that_its_line_is_slow() -> None:
+    """Its reducers reset its streams; what they reset is no line that broke."""
+
+    async def story(swarm: Swarm, peers: list[Unlike]) -> None:
+        slow, *others = peers
+        await epochs_of(peers, 3)
+        swarm.network.set_bandwidths(slow.node.peer_id, uplink=20e3, downlink=10e6)
+        (first,) = await epochs_of(others, 1)
+        assert first < 15, "one round is spoiled, not two"
+        assert any("samples cannot count" in text for text in slow.said)
+
+    tell(story, [("trainer", 20.0)] * 4, elements=100_000, bandwidth=10e6)
 
 
 SLOW_UPLINKS = {"one of three": (10e3, None, None), "three": (20e3, 20e3, 20e3)}

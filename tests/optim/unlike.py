@@ -56,8 +56,11 @@ LIMITS_AND_PAUSES = ("upload", "upload", "download", "hours", "pause", "none")
 class Unlike:
     """One peer of a run: a trainer, a monitor or an auxiliary, with a line and a pace of its own."""
 
-    def __init__(self, node: DHTNode, role: Role, target: int, pace: float, elements: int = ELEMENTS) -> None:
-        """`pace` is in samples per second; 0 for whoever does not compute. `elements`: of float32, in the model."""
+    def __init__(
+        self, node: DHTNode, role: Role, target: int, pace: float, elements: int = ELEMENTS, **averaging: float
+    ) -> None:
+        """`pace` is in samples per second; 0 for whoever does not compute. `elements`: of float32, in the model.
+        `averaging`: options of the averager."""
         self.node, self.role, self.pace, self.target = node, role, pace, target
         self.name = f"{role} {node.peer_id.short}"
         self.said: list[str] = []
@@ -67,7 +70,7 @@ class Unlike:
         self.download: float | None = None
         self._weights = torch.nn.Parameter(torch.zeros(elements))
         config = OptimizerConfig("run", target, description=PeerDescription(role, name=self.name))
-        peer = PeerContext(node, config, averager_config(config, auxiliary=role == "auxiliary"))
+        peer = PeerContext(node, config, averager_config(config, auxiliary=role == "auxiliary", options=averaging))
         self.core: OptimizerCore | AuxiliaryCore
         if role == "auxiliary":
             self.core = AuxiliaryCore(peer, [self._weights])

@@ -179,6 +179,7 @@ class PartExchange:
             {peer(index): seconds for index, seconds in self._tempo.sending.items()},
             frozenset(map(peer, faults.failed)),
             broke=faults.broke,
+            cut=frozenset(map(peer, faults.cut)),
         )
 
     @property

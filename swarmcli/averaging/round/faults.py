@@ -25,6 +25,7 @@ class Faults:
     untrue     reducers whose averages lack what this member had brought in time, or have what it has not
     refusing   reducers that answered, and refused
     broke      a connection with a reducer broke: the time of the round tells nothing of this member's line
+    cut        senders that were lost with their streams, before they had brought all parts
     complaint  why averages are missing through no reducer's fault
     """
 
@@ -36,6 +37,7 @@ class Faults:
     untrue: set[int] = field(default_factory=set)
     refusing: set[int] = field(default_factory=set)
     broke: bool = False
+    cut: set[int] = field(default_factory=set)
     complaint: str = ""
 
     @property

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from swarmcli.averaging.group import Dialable, Group
 from swarmcli.averaging.round.messages import RoundWord
 from swarmcli.errors import NetworkError, UnknownMethod
-from swarmcli.network import Endpoint, PeerID
+from swarmcli.network import Endpoint, PeerID, Stream
 from swarmcli.network.loop_thread import loop_time
 
 ANSWER, ANSWER_TRIPS = 2.0, 10.0  # seconds, plus this many round trips, for a question that is answered at once
@@ -51,6 +51,11 @@ class GroupMates:
 
     def is_connected(self, index: int) -> bool:
         return self.endpoint.is_connected(self.peer(index))
+
+    def lost_with(self, index: int, stream: Stream) -> bool:
+        """Whether this member lost a mate with its stream. A mate that gives a slow stream up resets it alone: the
+        connection on which the two call each other stands."""
+        return stream.broke and not self.is_connected(index)
 
     @property
     def slowest_round_trip(self) -> float:

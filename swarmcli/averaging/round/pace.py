@@ -163,6 +163,7 @@ class Lessons:
     sending    seconds that each sender took to bring its parts here, and this member to the others; for a sender that
                was left out, and a reducer that was too slow, the seconds that it would have taken
     broke      whether a connection with a reducer broke here: what came in tells nothing of this member's line
+    cut        senders that were lost with their streams: they have withheld nothing on purpose
     """
 
     suspects: dict[PeerID, str] = field(default_factory=dict)
@@ -171,6 +172,7 @@ class Lessons:
     failed: frozenset[PeerID] = frozenset()
     elsewhere: bool = False
     broke: bool = False
+    cut: frozenset[PeerID] = frozenset()
 
     def add(self, other: Lessons) -> None:
         slow = (self.suspects.keys() - self.lost) | (other.suspects.keys() - other.lost)
@@ -178,6 +180,7 @@ class Lessons:
         self.lost = frozenset(self.suspects.keys() - slow)
         self.failed |= other.failed
         self.broke |= other.broke
+        self.cut |= other.cut
         for peer, seconds in other.sending.items():
             self.sending[peer] = self.sending.get(peer, 0.0) + seconds
 

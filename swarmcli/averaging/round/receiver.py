@@ -163,6 +163,8 @@ class PartReceiver:
         except LaggedError as error:
             self._give_up(member, str(error))
         except NetworkError as error:
+            if self._mates.lost_with(member, stream):
+                self._means.faults.cut.add(member)
             self._leave_out(member, f"its connection ended: {error}"[:MAX_WORDS])
 
     @forgetful
@@ -198,7 +200,8 @@ class PartReceiver:
                     await self._reducer.add(member, message)
             whole = True
         finally:
-            if positions and not stream.broke:  # the fraction that has arrived tells how long the rest would take
+            # The fraction that has arrived tells how long the rest would take.
+            if positions and not self._mates.lost_with(member, stream):
                 seconds = loop_time() - began
                 tempo.sending[member] = seconds if whole else seconds / min(1.0, max(come(), 1e-6))
         with suppress(EndOfStream):

@@ -183,7 +183,7 @@ class PartSender:
             sending[reducer] = max(seconds, sending.get(reducer, 0.0))
             raise
         finally:
-            self._faults.broke |= stream.broke
+            self._faults.broke |= self._mates.lost_with(reducer, stream)
 
     @forgetful
     async def _send(self, parts: Sequence[Part], mine: Inputs, stream: Stream) -> None:
@@ -203,7 +203,7 @@ class PartSender:
         finally:
             # The median over its streams is this member's time: some reducers may be slow. On a connection that broke
             # nothing left any more, however quick the line is.
-            if mine.weight > 0 and not stream.broke:
+            if mine.weight > 0 and not self._mates.lost_with(parts[0].reducer, stream):
                 fraction = 1.0 if whole else min(1.0, max((stream.leaving - before) / expected, 1e-6))
                 self._took.append((loop_time() - began) / fraction)
                 sending[self._mates.me] = statistics.median_low(self._took)
