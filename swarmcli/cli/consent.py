@@ -174,13 +174,21 @@ def _traffic(recipe: Recipe, role: Role, demand: Demand) -> str:
     up, down = (f"{format_size(demand.an_hour(n))} an hour" if told else f"{format_size(n)} an epoch" for n in amounts)
     pace = f"an epoch in {format_duration(demand.pace)}, as the contact says"
     if not told:
-        minute, second = (format_size(count * max(amounts)) for count in (60, 3600))
-        pace = f"nobody knows yet how long an epoch takes: {minute} an hour if a minute, {second} if a second"
+        minute, second = (_both_ways([format_size(n * count) for n in amounts]) for count in (60, 3600))
+        pace = (
+            f"nobody knows yet how long an epoch takes: {minute} an hour if it takes a minute, {second} if it takes a "
+            "second"
+        )
     if demand.peers_are_told:
         said = f"about {up} up and {down} down"
     else:
         said = f"at most {up} each way" + (" for each trainer that it helps" if role == "auxiliary" else "")
     return f"{said}; {pace}{others}"
+
+
+def _both_ways(sizes: Sequence[str]) -> str:
+    up, down = sizes
+    return up if up == down else f"{up} up and {down} down"
 
 
 def _router(recipe: Recipe) -> str:

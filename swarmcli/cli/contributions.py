@@ -73,7 +73,7 @@ def _plain(each: Contribution) -> dict[str, Any]:
 NUMERIC = (
     "samples\nclaimed",
     "share",
-    "hours\nclaimed",
+    "time\nclaimed",
     "rounds\nseen",
     "added up\nseen",
     "there\nseen",
@@ -99,7 +99,7 @@ def contributions_table(shown: Sequence[Contribution], *, narrow: bool = False) 
             *who,
             printable(each.team, 16),
             *given,
-            f"{each.hours:,.1f}",
+            format_duration(3600 * each.hours),
             f"{each.rounds:,}",
             format_size(each.reduced_bytes),
             format_duration(each.uptime),

@@ -115,7 +115,7 @@ def change(changes: dict[str, str], options: ChangeOptions) -> None:
     told, failed = [_in_words(changes)], False
     if not now_only:
         keep_limits(read_changes(changes, "swarm limits"))
-        told.append(f"kept in {limits_file()}")
+        told.append(f"written to {limits_file()}")
     for each in peers:
         try:
             answer = client.patch(each, "limits", {"changes": changes, "keep": not now_only}, registry=registry)

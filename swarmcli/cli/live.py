@@ -86,7 +86,7 @@ def _mine(role: str, me: Me, width: int) -> Text:
     else:
         parts = [f"{format_size(me.totals.bytes_sent)} sent to others"]
     parts += [plural(me.totals.rounds_committed, "round")]
-    parts += [f"{me.hours:.1f} h" if me.hours >= 0.05 else ""]
+    parts += [format_duration(3600 * me.hours) if me.hours >= 1 / 60 else ""]
     parts += [f"place {me.rank} of {me.ranked} {me.told_by}".rstrip() if me.rank is not None and me.ranked > 1 else ""]
     return _one_line(Text("mine ", style="dim").append(_fitting(parts, width - 5), style="not dim"))
 

@@ -35,6 +35,7 @@ class RunSeat:
     ) -> None:
         self.lost: SeatLost | None = None
         self.tries = False  # its line was too slow, it is tried again, and no round has shown yet how it is now
+        self._told_lost = False  # the user has heard that the samples do not count, and not yet that they count again
         self.divided = 1.0  # the user's limit divided by this peer's part of it
         self.seconds = 0.0  # that sending takes in a round within that limit
         self._finder = group.averager.finder
@@ -90,6 +91,7 @@ class RunSeat:
             if self._catch_up.settled and not core.pausing.away:
                 core.phase = "training" if lost is None else "following"
             if lost is not None:
+                self._told_lost = True
                 core.node.endpoint.events.emit(Noticed("warning", f"{lost.sentence}; {lost.remedy}"))
             elif not self.tries:
                 self.tell_that_samples_count()
@@ -111,8 +113,12 @@ class RunSeat:
         self._caught_up.clear()
 
     def tell_that_samples_count(self) -> None:
-        """Tells the user that the samples count again. After a try that waits for a round to show it."""
+        """Tells the user that the samples count again, if the user heard that they do not. After a try that waits for a
+        round to show it. A limit that is raised makes a try too, whether a seat was lost or not."""
         self._spare_line(math.inf)
+        if not self._told_lost:
+            return
+        self._told_lost = False
         text = "this computer's samples count again: it computes"
         self._core.node.endpoint.events.emit(Noticed("info", text))
 

@@ -61,12 +61,14 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]
     assert sheet(small())["traffic"].startswith(
-        "at most 162 kB an epoch each way; nobody knows yet how long an epoch takes: 9.7 MB an hour if a minute, "
-        "582 MB if a second"
+        "at most 162 kB an epoch each way; nobody knows yet how long an epoch takes: 9.7 MB an hour if it takes "
+        "a minute, 582 MB if it takes a second"
     )
     # 20,200 numbers of 4 bytes each way, an epoch shortened to 18 s by this trainer: 200 of them
     told = sheet(small(), going=RunEstimate(36.0, trainers=1))["traffic"]
     assert "about 16 MB an hour up and 16 MB an hour down" in told and "as the contact says" in told
+    unpaced = sheet(small(), going=RunEstimate(0.0, trainers=1, monitors=1))["traffic"]
+    assert "an hour if it takes a minute" in unpaced and " up and " in unpaced.partition("epoch takes: ")[2]
     assert "/data/small" in lines["files"] and "Ctrl-C" in lines["leaving"]
 
 

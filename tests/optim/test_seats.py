@@ -46,6 +46,21 @@ async def volunteers(swarm: Swarm, count: int, **options: object) -> list[Volunt
     return [Volunteer(await swarm.trainer(make=heavy, dtype=torch.float32, **options)) for _ in range(count)]
 
 
+@within(3600)
+async def test_nobody_hears_that_samples_count_again_who_did_not_hear_that_they_do_not() -> None:
+    async with Swarm() as swarm:
+        first, second = await volunteers(swarm, 2)
+
+        async def limit_and_lift() -> None:
+            await until(lambda: first.core.position.epoch >= 2)
+            first.trainer.node.endpoint.limit_rates(1e8, 1e8)
+            await until(lambda: first.core.position.epoch >= 4)
+            first.trainer.node.endpoint.limit_rates(None, None)
+
+        await together(first.run(7), second.run(7), limit_and_lift())
+        assert not first.core.seat.tries and not any("count again" in notice.text for notice in first.said)
+
+
 @pytest.mark.parametrize("upload", [True, *soak([False])])
 @within(3600)
 async def test_a_peer_of_10_kilobytes_per_second_costs_the_others_nothing_but_its_samples(upload: bool) -> None:
