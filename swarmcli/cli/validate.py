@@ -150,8 +150,9 @@ def _summary(recipe: Recipe) -> dict[str, str]:
         + (f", {recipe.sequence_len} tokens per sample" if recipe.sequence_len else ""),
         "loss": f"mean over {mean_in_words(recipe.task)}",
         "model": str(model),
-        "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has {recipe.micro_batch} × "
-        f"{recipe.accumulation_steps}",
+        "epoch": f"{recipe.target_batch_size} samples of all peers; a step here has "
+        f"{recipe.micro_batch * recipe.accumulation_steps}"
+        + (f", {recipe.micro_batch} at a time" if recipe.accumulation_steps > 1 else ""),
         **({"site": site_in_words(recipe.local.site)} if recipe.local.site.processes > 1 else {}),
         "access": "closed: only peers that its owner invites take part" if recipe.access == "invite" else "open to all",
         "trust": recipe.trust,
@@ -228,11 +229,12 @@ def _try_out(recipe: Recipe) -> tuple[dict[str, str], list[LookedAt]]:
         **({"evaluation": f"on {sum(map(samples_in, held_out)):,} samples"} if held_out else {}),
         "device": str(compute),
         "memory": f"about {memory}",
-        "an epoch sends": f"{format_size(demand.message)} with two peers, up to twice that with more; it receives as "
-        "much"
+        "a trainer sends": f"{format_size(demand.message)} an epoch if two train, up to twice that if more do; it "
+        "receives at most as much"
         if demand.message == demand.average
-        else f"{format_size(demand.message)} of its own, and averages of up to {format_size(of_four.average)} with "
-        f"four trainers, {format_size(demand.average)} with many; it receives as much",
+        else f"{format_size(demand.message)} of its own an epoch, and averages of up to "
+        f"{format_size(of_four.average)} with four trainers, {format_size(demand.average)} with many; "
+        "it receives as much",
         "sending takes": on_lines_of_homes(of_four.average),
     }
     return told, looks
