@@ -106,7 +106,8 @@ class Advice:
             why = f", though its sending takes more than {share}: no way sends less."
         return (
             f"{each.count} volunteers with {format_rate(each.uplink)} up and {each.pace:,.1f} samples a second each.",
-            f"In a round each sends {each.sending(1) * each.uplink:.3g} times its own numbers: these, and averages.",
+            "In a round each sends its own numbers, and averages for the others: together "
+            f"{each.sending(1) * each.uplink:.3g} times its own.",
             *(f"  {way}" for way in self.ways),
             f"The last line is chosen{why}",
         )
