@@ -93,10 +93,9 @@ class ContributionTable(msgspec.Struct, frozen=True):
 
     @property
     def in_words(self) -> str:
-        """For people: "55% of the 98,000 samples of all epochs, counted since epoch 40 up to epoch 90"."""
-        since = f" since epoch {self.since:,}" if self.since > 1 else ""
-        part = f"{self.counted:.0%} of the {self.until.samples:,} samples of all epochs"
-        return f"{part}, counted{since} up to epoch {self.until.epoch:,}"
+        """For people: "55% of the 98,000 samples up to epoch 90, counted since epoch 40"."""
+        since = f", counted since epoch {self.since:,}" if self.since > 1 else ""
+        return f"{self.counted:.0%} of the {self.until.samples:,} samples up to epoch {self.until.epoch:,}{since}"
 
     def agrees(self, other: ContributionTable) -> bool:
         """Whether both tell of the same samples. Hours and moments always differ: each writer saw the peers at other

@@ -83,7 +83,7 @@ def test_who_gave_most_comes_first() -> None:
 def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     whole, late = table(600.0, 400.0), table(450.0, since=6)
     alone = told_by(AskedTables("run", {OTHER.peer_id: late}, {}))
-    part = "45% of the 1,000 samples of all epochs, counted since epoch 6 up to epoch 10"
+    part = "45% of the 1,000 samples up to epoch 10, counted since epoch 6"
     (said,) = alone.rests_on
     assert said == f"This is the count of {OTHER.peer_id.short}: {part}; no other peer confirms it."
     assert alone.as_json()["accounted"] == 0.45
@@ -92,8 +92,7 @@ def test_it_is_said_whose_count_is_shown_and_who_counts_otherwise() -> None:
     told = told_by(AskedTables("run", tables, {}))
     assert [each.samples for each in told.contributions] == [600, 400], "nothing is merged"
     assert told.rests_on == [
-        f"This is the count of {MONITOR.peer_id.short}: 100% of the 1,000 samples of all epochs, "
-        "counted up to epoch 10.",
+        f"This is the count of {MONITOR.peer_id.short}: 100% of the 1,000 samples up to epoch 10.",
         f"{OTHER.peer_id.short} counts otherwise: {part}.",
         f"{ADA.peer_id.short} counts the same.",
         f"{BOB.peer_id.short} did not tell what it counts (gives no answer).",

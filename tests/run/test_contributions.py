@@ -21,7 +21,7 @@ def test_the_fullest_table_is_shown_and_one_that_invents_samples_is_no_fuller_th
     assert fullest({ADA: part, BOB: whole, EVE: "no answer"}) == (BOB, whole)
     assert fullest({BOB: whole, EVE: invented}) == (BOB, whole), "who was named first"
     assert fullest({EVE: "no answer"}) is None
-    assert invented.in_words == "100% of the 900 samples of all epochs, counted up to epoch 9"
+    assert invented.in_words == "100% of the 900 samples up to epoch 9"
 
 
 def test_two_tables_agree_that_tell_of_the_same_samples_whenever_they_have_seen_whom() -> None:

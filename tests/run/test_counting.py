@@ -140,8 +140,8 @@ async def test_each_monitor_counts_what_it_was_there_for_once_and_a_reader_is_to
     assert monitor.samples == run.given
     assert later.samples == {ADA: 375, BOB: 125}, "nobody's table was taken over"
     whole, part = (
-        "100% of the 1,000 samples of all epochs, counted up to epoch 10",
-        "50% of the 1,000 samples of all epochs, counted since epoch 6 up to epoch 10",
+        "100% of the 1,000 samples up to epoch 10",
+        "50% of the 1,000 samples up to epoch 10, counted since epoch 6",
     )
     assert whole in monitor.keeper.rests_on() and f"keeps count itself: {part}." in later.keeper.rests_on()
     reader = run.reader(run.nodes[0])
@@ -168,7 +168,7 @@ async def test_a_monitor_whose_home_moves_takes_its_table_along(run: Run) -> Non
     assert back.samples == {ADA: 225, BOB: 75}
     await run.epochs(2)
     assert back.samples == {ADA: 375, BOB: 125}
-    assert "62% of the 800 samples of all epochs, counted up to epoch 8" in back.keeper.rests_on()
+    assert "62% of the 800 samples up to epoch 8" in back.keeper.rests_on()
 
 
 @monitors(4)

@@ -68,9 +68,7 @@ class FakeRun(DashboardSource):
     limits: Mapping[str, object] = field(default_factory=dict)
     alerts: list[Alert] = field(default_factory=list)
     home: Path | None = None  # the directory that holds checkpoints
-    rests_on: str = (
-        "This is the count of one peer, Ada: 50% of the 1,000 samples of all epochs, counted up to epoch 41."
-    )
+    rests_on: str = "This is the count of one peer, Ada: 50% of the 1,000 samples up to epoch 41."
 
     def __post_init__(self) -> None:
         self._totals = Totals()
