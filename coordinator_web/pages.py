@@ -197,7 +197,7 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
 
 def _round_in_words(status: RunStatus) -> str:
     """Says what a connection has to carry so that samples count."""
-    last = status.last_epoch
+    last = status.last_epoch if status.state != "finished" else None
     epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
     return (
         f"At an epoch's end a trainer sends up to {format_size(status.round_bytes)} and receives at most as "

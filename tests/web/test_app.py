@@ -100,6 +100,9 @@ def test_the_page_for_newcomers_is_whole_without_a_script_and_escapes_what_stran
     text = httpx.get(serve(run).url + "join").text
     assert "<script>alert" not in text and "&lt;script&gt;alert(1)&lt;/script&gt;&#x27;&quot;&amp;$run_id" in text
     assert "pipx install &quot;./swarmcli-" in text and "swarm join &quot;swarm://" in text
+    for state in ("training", "finished"):
+        text = httpx.get(serve(FakeRun(finished_epochs=3, state=state)).url + "join").text
+        assert ("an epoch takes about" in text) == (state == "training")
 
 
 def test_the_code_holds_the_address_of_the_page_which_a_phone_can_open(serve: Serve) -> None:
