@@ -150,6 +150,7 @@ class BackgroundCheckpoints:
         evaluation: Evaluation | None = None,
         card: Callable[[Path, Evaluated], object] = lambda path, measured: None,
         upload: Callable[[Path, float | None, bool], object] = lambda path, loss, best: None,
+        is_over: Callable[[], bool] = lambda: False,
     ) -> None:
         """To be made before the run is joined: what the optimizer holds now need not be written, since it is nothing or
         lies at `path`.
@@ -158,7 +159,7 @@ class BackgroundCheckpoints:
         checkpoints. `yields`: this peer writes none while it can rely on another one's, and none when it leaves if
         another peer stays and holds as much. `evaluation` is made of each checkpoint, and when it is due without one.
         `card` describes a checkpoint that was evaluated. `upload(path, loss, is the best)` hears of each checkpoint and
-        may not block.
+        may not block. `is_over()`: whether the run has ended, so that nobody waits for this peer's state.
         """
         self._store = store
         self._model = model
@@ -170,6 +171,7 @@ class BackgroundCheckpoints:
         self._events = events or Events()
         self._evaluation = evaluation
         self._card, self._upload = card, upload
+        self._is_over = is_over
         self._measured: tuple[str, Evaluated | None] = "", None  # lineage of the last evaluation, and its result
         self._seen = optimizer.local_epoch
         self._written = self._lineage  # lineage of the last state that need not be written any more
@@ -309,7 +311,9 @@ class BackgroundCheckpoints:
             self.outcome = f"epoch {optimizer.local_epoch} could not be saved in {self._store.directory}"
         elif self.path is not None:
             self.outcome = f"saved epoch {optimizer.local_epoch} at {self.path}"
-        if heir is None and self.outcome and not before:  # where it is saved, the peer's last line says
+        if (
+            heir is None and self.outcome and not (before or self._is_over())
+        ):  # where it is saved, the peer's last line says
             self._events.emit(Noticed("info", ALONE))
 
     def require(self) -> None:
@@ -359,6 +363,7 @@ def saving(
             evaluation=Evaluation(collaboration, stopped) if evaluates else None,
             card=partial(write_card, collaboration),
             upload=upload,
+            is_over=collaboration.has_ended,
         ) as checkpoints:
             begins_with = collaboration.resumed
             if begins_with and not begins_with.resolve().is_relative_to(peer.home.path.resolve()):

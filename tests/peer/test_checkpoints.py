@@ -258,6 +258,10 @@ def test_who_leaves_writes_nothing_if_another_stays_with_as_much_but_a_monitor_d
     with last.checkpoints:
         last.come_to(5)
     assert told[-1] == Noticed("info", ALONE)
+    over, told[:] = Run(every=0, events=events, is_over=lambda: True), []
+    with over.checkpoints:
+        over.come_to(5)
+    assert over.epochs == [5] and not told
 
 
 def test_who_has_learned_nothing_leaves_nothing_and_what_it_went_on_from_is_saved_already() -> None:
