@@ -31,7 +31,7 @@ Which = Annotated[
     ),
 ]
 NONE_HERE = (
-    "there is no checkpoint of yours in the runs that you joined by a link, of peers that run now, or below ./runs or "
+    "there is no checkpoint yet in the runs that you joined by a link, those of peers that run now, or below ./runs or "
     "./*/runs; give the path of a run's directory"
 )
 

@@ -16,7 +16,12 @@ from swarmcli.words import printable
 
 OfRun = Annotated[str | None, typer.Option("--run", metavar="RUN", help="Only peers of this run.")]
 Called = Annotated[
-    str | None, typer.Option("--peer", metavar="NAME", help="Only the peer of this name, as status shows it.")
+    str | None,
+    typer.Option(
+        "--peer",
+        metavar="NAME",
+        help="Only the peer of this name, as status shows it, or of this directory (trainer-2).",
+    ),
 ]
 At = Annotated[Path | None, typer.Option("--home", metavar="DIRECTORY", help="Only the peer with this directory.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but warnings and errors.")]
