@@ -177,7 +177,7 @@ def join_page(status: RunStatus, wheel: Wheel | None = None, file: str = "", *, 
         install = f'pipx install "./{NAME}{extra}"'
         source = (
             f"First get the file {NAME} from whoever sent you the link, and type this line in the directory where you "
-            "have saved it: the package index does not have swarm yet."
+            "have saved it: swarm is not in Python's package index yet."
         )
     values = {
         "run_id": status.run_id,

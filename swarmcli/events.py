@@ -358,15 +358,14 @@ class ActivityStatus(Event):
         object.__setattr__(self, "sentence", self._in_words())
 
     def _in_words(self) -> str:
-        left, samples = self.seconds_left, plural(self.keeps, "computed sample")
+        left = self.seconds_left
         why = f"{self.state}: {'; '.join(each.text for each in self.reasons)}".removesuffix(": ")
         match self.state:
             case "pausing":
                 when = f", in about {roughly(left)}" if left else ", or keeps it if nobody else computes"
                 return f"{why}; first it hands in what it has computed{when}"
             case "paused":
-                kept = "is kept and counts" if self.keeps == 1 else "are kept and count"
-                return f"{why} ({samples} {kept} later)" if self.keeps else why
+                return f"{why} ({plural(self.keeps, 'sample')} kept, to count later)" if self.keeps else why
             case "stopping" if self.keeps:
                 soon = f"about {roughly(left)} left" if left else "now"
                 when = f"{roughly(self.stays)} at most" if left is None else soon

@@ -15,7 +15,7 @@ const LIMITS = { // key → its name, an example or the choices, what it means
   only_when_idle: ["Only when nobody is here", "always, or 5 min", "minutes without keyboard and mouse"],
   temperature: ["Temperature", "no limit, or 80 °C", "pauses when the processor or a graphics card is hotter"],
   on_battery: ["On battery", YES, "when the computer runs on its battery"],
-  on_metered: ["On a paid connection", YES, "where the network counts what it carries"],
+  on_metered: ["On a paid connection", YES, "where you pay for what it carries"],
 };
 
 const shown = new Map(); // key → {node, input, part}

@@ -42,7 +42,9 @@ function tellLost() {
   document.body.dataset.connection = "lost";
   write($("connection"), "not connected");
   const since = here.state ? ` What you see is from ${clock(here.state.run.now)}.` : "";
-  say($("lost"), `The connection to this peer is lost; trying again.${since}`);
+  const left = here.state?.me?.activity?.state === "stopping"; // it left, or ended before it could
+  const what = left ? "Your computer has left the run. The same command takes you back in." : "The connection to this peer is lost; trying again.";
+  say($("lost"), what + since);
 }
 
 // ---- the frame of every page

@@ -77,7 +77,7 @@ def invitation_in_words(ticket: Ticket) -> str:
 def _model(recipe: Recipe, demand: Demand) -> str:
     base = recipe.base_model
     saved = f"the model {base} of the Hub" if recipe.revision else "a saved model"
-    kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)}"
+    kind = printable(saved, 200) if isinstance(base, str) else f"a {printable(base['model_type'], 40)} model"
     length = f"; the run has {recipe.max_epochs:,} epochs" if recipe.max_epochs else ""
     part = f", of which {demand.trained:,} are trained" if demand.trained < demand.parameters else ""
     by = f" (quantized by {recipe.quantized_by})" if recipe.quantized_by else ""
@@ -194,7 +194,7 @@ def _both_ways(sizes: Sequence[str]) -> str:
 def _router(recipe: Recipe) -> str:
     if not recipe.local.port_mapping or recipe.local.client_mode:
         return "swarm asks it for nothing"
-    return "swarm may ask it to let others in (--no-port-mapping: never)"
+    return "swarm may ask it to let others in; --no-port-mapping forbids it"
 
 
 def show(recipe: Recipe, contact: str, lines: Sequence[tuple[str, str]], console: Console = err) -> None:

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from swarmcli.run.contributions import Attestation
 
 CLAIMED, SEEN = ("samples", "hours"), ("rounds", "reduced_bytes", "uptime")
-LEGEND = "claimed: each peer says so, and the others accepted it; nobody can prove it. seen: by the peer that counts."
+LEGEND = "claimed: the peer says so, others accepted it; nobody can prove it. seen: by the peer whose count this is."
 
 
 # the list
@@ -163,7 +163,7 @@ def thanks(summary: Summary, standing: Attestation | None) -> str:
         given.append(f"place {standing.rank:,} of {standing.peers:,}")
     rest = summary.samples - round(entry.samples)
     fewer = f"; it has not counted {rest:,} of this start: above a round's cap, or not seen" if rest > 0 else ""
-    return f"you gave in all: {', '.join(given)}, as {standing.monitor.short} counts{fewer}; thank you"
+    return f"you gave in all: {', '.join(given)}, by the count of {standing.monitor.short}{fewer}; thank you"
 
 
 # certificates

@@ -73,7 +73,7 @@ class Leaving:
         """The user's command or page asks the peer to leave."""
         self._peer.outcome = "asked to stop"
         self._hurry(self._peer.activity.status().keeps)
-        self.say("leaving, as your command or page asked; Ctrl-C leaves without waiting")
+        self.say("leaving, because you asked (swarm stop, or the page); Ctrl-C leaves without waiting")
 
     def _hurry(self, keeps: int) -> None:
         """A peer that has not come into the run leaves without a goodbye if that takes long. `keeps`: samples that it
@@ -92,7 +92,7 @@ class Leaving:
 
     def farewell(self) -> str:
         summary = self._peer.summary
-        work = f" after {summary.samples:,} samples" if summary.role == "trainer" else ""
+        work = f" after {summary.samples:,} samples this time" if summary.role == "trainer" else ""
         lost = f"; {summary.lost:,} more are lost: {summary.why_lost}" if summary.lost else ""
         over = "the run has finished; " if self._watch.state == "finished" else ""
         return f"{over}left at epoch {summary.epoch}{work}{lost}; my files are in {self._peer.home.path}"

@@ -63,8 +63,8 @@ def judge(
     if limits.only_when_idle is not None:
         if readings.idle is None:
             unknown.append(
-                "this computer does not tell when keyboard and mouse were used, so only_when_idle goes by other "
-                "programs alone"
+                "this computer does not tell when keyboard and mouse were used, so only_when_idle looks only at other "
+                "programs"
             )
         elif readings.idle < limits.only_when_idle * 60:
             bad["busy"] = "somebody uses this computer"

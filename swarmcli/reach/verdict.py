@@ -204,11 +204,10 @@ def in_words(verdicts: Sequence[ReachVerdict], dialable: bool | None, *, wished:
     if verdict.scope is Scope.HOST:
         return "peers on this machine can dial this peer"
     where = "peers in this network" if verdict.scope is Scope.LAN else "others"
-    how = (
-        "" if verdict.how != "assumed" or verdict.scope is not Scope.INTERNET else "; nobody outside has checked it yet"
-    )
+    if verdict.how == "assumed" and verdict.scope is Scope.INTERNET:
+        return f"this peer listens at {verdict.address}; nobody outside has tried yet"
     mapped = ", by a port that its router has opened for it" if verdict.how == "mapped" else ""
-    return f"{where} can dial this peer at {verdict.address}{mapped}{how}"
+    return f"{where} can dial this peer at {verdict.address}{mapped}"
 
 
 def family_of(host: str) -> Family:

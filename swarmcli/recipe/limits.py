@@ -28,10 +28,10 @@ _IN_BITS = re.compile(r"(?i:bits?)$|b$")  # MB are bytes, Mb and Mbit bits
 
 
 def _reader(
-    factor: Callable[[str], float], least: float, most: float, what: str, example: str, beyond: str = ""
+    factor: Callable[[str], float], least: float, most: float, what: str, example: str, below: str = "", above: str = ""
 ) -> Callable[[Any], float]:
     """Returns a function that reads a number and its unit; `factor` says how many base units the unit is, or raises
-    KeyError. `beyond`: what a number is that is not from `least` to `most` base units; "": it is no `what` either."""
+    KeyError. `below`, `above`: what a number under `least` or over `most` base units is; "": it is no `what`."""
 
     def read(value: Any) -> float:
         found = _QUANTITY.fullmatch(str(value).strip()[:LONGEST_TEXT])
@@ -41,7 +41,7 @@ def _reader(
             number = math.nan
         if least <= number <= most:
             return number
-        wrong = f"no {what}" if math.isnan(number) or not beyond else beyond
+        wrong = (below if number < least else above if number > most else "") or f"no {what}"
         raise ValueError(f"{_shown(value)} is {wrong}; write for example {example}")
 
     return read
@@ -72,7 +72,8 @@ _read_rate = _reader(
     1e12,
     "rate",
     "2 MB/s, 500 kB/s, 10 Mbit/s, at least 5 kB/s, or none",
-    "too slow for a peer to stay in a run, or too fast to be meant",
+    "too slow for a peer to stay in a run",
+    "too fast to be meant",
 )
 _read_share = _reader(_SHARES.__getitem__, 0.01, 1.0, "share from 1% to 100%", "50%, or none (`swarm pause` stops all)")
 _read_size = _reader(_bytes_in_size, 1 << 20, 1e18, "size", "8 GB, 500 MiB, 50%, or none")

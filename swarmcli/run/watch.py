@@ -45,7 +45,8 @@ Expected = Mapping[PeerID, tuple[float, float]]  # what each peer should have by
 def moved_in_words(moved: Mapping[str, Traffic]) -> str:
     """Says to people how many bytes a peer sent and received, and for what."""
     parts = {"averaging": moved.get("allreduce", Traffic()), "copies of the model": moved.get("state", Traffic())}
-    parts["all else"] = sum(moved.values(), Traffic()) - sum(parts.values(), Traffic())
+    whole = sum(moved.values(), Traffic())
+    parts = {"in all": whole} | parts | {"all else": whole - sum(parts.values(), Traffic())}
     told = [f"{what}: {format_size(t.sent)} sent, {format_size(t.received)} received" for what, t in parts.items()]
     return "; ".join(told) if moved else ""
 

@@ -56,7 +56,7 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
     lines = sheet(small("local.threads=2"), going=RunEstimate(30.0))
     assert len(lines) <= 14
     assert "passes on" not in lines["traffic"] and "--no-port-mapping" in lines["router"]
-    assert "a gpt2 of 20,200 parameters that predicts text; an epoch is 32 samples of all" in lines["model"]
+    assert "a gpt2 model of 20,200 parameters that predicts text; an epoch is 32 samples of all" in lines["model"]
     assert "standard library, on this computer" in lines["data"]
     assert "2 threads" in lines["processor"]
     assert "19 MB an hour each way; an epoch in 30 s, as the contact says" in lines["traffic"]

@@ -41,9 +41,11 @@ def table(ada: float, bob: float = 0.0, since: int = 0) -> ContributionTable:
 def test_the_last_line_of_a_trainer_says_what_it_gave_and_how_it_stands() -> None:
     said = thanks(summary(), attestation())
     given = "12,400 of 98,000 samples, 3.1 h, place 3 of 7"
-    assert said == f"you gave in all: {given}, as {MONITOR.peer_id.short} counts; thank you"
+    assert said == f"you gave in all: {given}, by the count of {MONITOR.peer_id.short}; thank you"
     fewer = thanks(summary(13_000), attestation())
-    assert f"as {MONITOR.peer_id.short} counts; it has not counted 600 of this start: above a round's cap" in fewer
+    assert (
+        f"by the count of {MONITOR.peer_id.short}; it has not counted 600 of this start: above a round's cap" in fewer
+    )
     assert "20 min" in thanks(summary(), attestation(hours=1 / 3))
     said = thanks(summary(), msgspec.structs.replace(attestation(), since=40))
     assert "12,400 of 98,000 samples (counted since epoch 40), 3.1 h" in said

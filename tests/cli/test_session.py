@@ -198,16 +198,16 @@ def test_who_has_not_come_into_the_run_is_gone_soon_whatever_holds_up_its_goodby
     [say] = said  # of the last one alone, and once
     say()
     say()
-    assert capsys.readouterr().err.count("left at epoch 0 after 0 samples; my files are in h") == 1
+    assert capsys.readouterr().err.count("left at epoch 0 after 0 samples this time; my files are in h") == 1
 
 
 def test_who_leaves_is_told_what_is_lost() -> None:
     summary = Summary("run", "trainer", "Ada", "a" * 52, epoch=3, samples=1536)
     left = leaving(summary=summary, home=SimpleNamespace(path="h"))
-    assert left.farewell() == "left at epoch 3 after 1,536 samples; my files are in h"
+    assert left.farewell() == "left at epoch 3 after 1,536 samples this time; my files are in h"
     summary.lost = 368
     assert left.farewell() == (
-        "left at epoch 3 after 1,536 samples; 368 more are lost: their epoch had not ended; my files are in h"
+        "left at epoch 3 after 1,536 samples this time; 368 more are lost: their epoch had not ended; my files are in h"
     )
     summary.why_lost = "nobody else computes at present"
     assert "368 more are lost: nobody else computes at present; my files" in left.farewell()

@@ -61,7 +61,9 @@ def test_peers_are_found_stopped_and_forgotten(swarm: MakeSwarm, registry: Local
     done = command("stop", "--peer", "ada")
     assert (done.returncode, done.stdout) == (0, "") and "ada (trainer of test-run): has stopped" in done.stderr
     run.wait_for_end(ada)
-    assert ada.last_words(1).startswith("saved epoch") and "as your command or page asked" in ada.last_words(40)
+    assert ada.last_words(1).startswith(
+        "saved epoch"
+    ) and "because you asked (swarm stop, or the page)" in ada.last_words(40)
     assert shown() == {} and list(registry.directory.iterdir()) == []
 
 

@@ -221,7 +221,7 @@ def test_it_works_when_no_reason_holds_any_more():
     assert activity.status().state == "pausing", "the next pause begins with handing in again"
     assert heard == ["pausing", "pausing", "paused", "paused", "running"]
     activity.pending = lambda: PendingWork(12, nobody_takes=True, rests=True)
-    assert activity.status().sentence.endswith(" (12 computed samples are kept and count later)")
+    assert activity.status().sentence.endswith(" (12 samples kept, to count later)")
     now[0] = 1060.0
     assert not activity.is_held and told[-1].sentence == "running", "a reason ends when its time is over"
 

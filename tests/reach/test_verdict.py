@@ -131,7 +131,7 @@ def test_where_nobody_would_dial_back_an_address_that_no_router_translates_is_as
     assert judge("IPv4", PUBLIC, seen).dialable is None, "before it was asked"
     assumed = judge("IPv4", PUBLIC, seen, unanswered=True)
     assert (assumed.dialable, assumed.how, assumed.addresses) == (True, "assumed", ("tcp://5.1.0.1:4000",))
-    assert "nobody outside has checked it yet" in in_words([assumed], True, wished=False, relays=0)
+    assert "; nobody outside has tried yet" in in_words([assumed], True, wished=False, relays=0)
     assert judge("IPv4", PUBLIC, seen, asks(False), unanswered=True).dialable is False, "silence is an answer"
     assert judge("IPv4", HOME, [TRANSLATED], unanswered=True).dialable is None
     liar = ContactSighting("5.9.0.1", observed="192.168.1.2")

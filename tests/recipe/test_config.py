@@ -82,6 +82,8 @@ def test_what_people_write_becomes_base_units_and_words_again(key: str, written:
         ("upload", "2 parsecs", "2 MB/s"),
         ("upload", 2, "too slow"),
         ("processor", 50, "write for example 50%"),
+        ("upload", "1 kB/s", "is too slow for a peer"),
+        ("upload", "3 PB/s", "is too fast to be meant"),
         ("memory", "8 Gb", "8 GB"),
         ("hours", "25:00-03:00", "at most 24:00"),
         ("hours", "someday 1-2", "mon-fri"),

@@ -435,7 +435,8 @@ def test_a_download_of_the_state_is_told_and_no_end_of_the_epoch() -> None:
 
 def test_it_tells_what_the_bytes_of_this_peer_were_for() -> None:
     averaging, copies = "averaging: 1.8 MB sent, 300 kB received", "copies of the model: 0 B sent, 5.7 MB received"
-    assert watching(FakeOptimizer(512)).look().moved == f"{averaging}; {copies}; all else: 400 kB sent, 10 kB received"
+    whole, rest = "in all: 2.2 MB sent, 6.0 MB received", "all else: 400 kB sent, 10 kB received"
+    assert watching(FakeOptimizer(512)).look().moved == f"{whole}; {averaging}; {copies}; {rest}"
 
 
 def test_a_clock_that_is_two_hours_off_is_an_alarm_that_says_what_helps() -> None:

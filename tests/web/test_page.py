@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from swarmcli.events import RoundFinished
+from swarmcli.events import ActivityStatus, RoundFinished
 from swarmcli.journal import Failure
 from swarmcli.run.values import CheckpointShown, History, Rounds, RunStatus
 from swarmcli.words import format_duration, format_size, roughly
@@ -150,6 +150,17 @@ def test_after_a_restart_of_the_server_the_page_goes_on(serve: Serve, open_page:
     expect_text(page, "#epoch", "9")
     page.wait_for_selector("#lost", state="hidden")
     assert page.locator("#rounds tr").count() >= 9
+
+
+def test_after_leaving_the_page_says_so_and_not_that_it_tries_again(serve: Serve, open_page: Open) -> None:
+    run = FakeRun()
+    run.activity = ActivityStatus(state="stopping", seconds_left=57.0)
+    server = serve(run)
+    page = open_page(server.url)
+    expect_text(page, "#viewer", "the monitor")
+    server.stop()
+    page.wait_for_selector('body[data-connection="lost"]')
+    assert "Your computer has left the run. The same command" in page.locator("#lost").inner_text()
 
 
 def test_a_server_that_falls_silent_counts_as_lost(serve: Serve, chromium: Browser) -> None:

@@ -28,7 +28,7 @@ def check_homes(context: Context) -> Iterator[Finding]:
 
     homes = find_homes(context)
     if not homes:
-        yield Finding("homes", "SKIP", f"no peer of yours has run yet (looked below {data_directory()})")
+        yield Finding("homes", "SKIP", f"earlier runs: none (looked below {data_directory()})")
     files = [home / "identity.key" for home in homes]
     if context.recipe is not None and context.recipe.local.identity_path is not None:
         files.append(Path(context.recipe.local.identity_path))
