@@ -86,9 +86,9 @@ def _change(path: str, body: dict[str, Any], options: AskedPeers) -> None:
 def stop(options: StopOptions) -> None:
     """Let your peers on this computer leave, once they have handed in what they have computed.
 
-    They stay for the round that takes it, ten minutes at most, save what nobody else holds and say goodbye; the command
-    waits for that. If nobody else computes, the unfinished part (some seconds of work) is lost. Ctrl-C where one of
-    them runs does the same for that one.
+    They wait for the round that takes it, ten minutes at most; then they save what nobody else holds and say goodbye.
+    The command waits for that. If nobody else computes, the unfinished part (some seconds of work) is lost. Ctrl-C
+    where one of them runs does the same for that one.
 
     \b
     swarm stop                    all of them
