@@ -201,7 +201,7 @@ def _round_in_words(status: RunStatus) -> str:
     epoch = f"; an epoch takes about {roughly(last.seconds)} at present" if last is not None and last.samples else ""
     return (
         f"At an epoch's end a trainer sends up to {format_size(status.round_bytes)} and receives at most as "
-        f"much{epoch}. If a computer's line is too slow for that, the run goes on without its samples and says so."
+        f"much{epoch}. If a computer's line is too slow for that, its samples do not count, and swarm says so."
     )
 
 

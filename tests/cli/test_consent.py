@@ -73,10 +73,10 @@ def test_a_dozen_lines_say_what_will_happen() -> None:
 
 
 def test_the_question_says_what_a_limit_leads_to() -> None:
-    rule = "the run goes on without its samples and says so"
+    rule = "your samples do not count, and swarm says so"
     assert sheet(small())["line"].endswith(f"if your line is too slow for that, {rule}")
     limited = small("local.limits={upload: 5 kB/s}")
-    within = f"your limit of 5.0 kB/s needs 16 s for that; if the others would be faster without it, {rule}"
+    within = f"your limit of 5.0 kB/s needs 16 s for that; if the others are faster without you, {rule}"
     assert sheet(limited)["line"].endswith(within)
     limits_it = sheet(limited, going=RunEstimate(2.0))["line"]
     assert "epochs take 2 s: your samples cannot count here, unless all others are on this computer" in limits_it

@@ -8,7 +8,7 @@ from swarmcli.averaging.seats import MAX_SECONDS, NOISE, Bid, LineSeen, NoSeat, 
 from swarmcli.network.identity import PeerID
 from swarmcli.words import format_size, roughly
 
-WITHOUT = "the run goes on without its samples and says so"
+WITHOUT = "your samples do not count, and swarm says so"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,5 +76,5 @@ def before_joining(nbytes: int, limit: float | None, target: float, epoch: float
         )
     return (
         f"{sends} and receives at most as much; your limit of {format_size(limit)}/s needs {roughly(seconds)} for "
-        f"that; if the others would be faster without it, {WITHOUT}"
+        f"that; if the others are faster without you, {WITHOUT}"
     )
