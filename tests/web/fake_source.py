@@ -60,7 +60,7 @@ class FakeRun(DashboardSource):
     waits: str = ""
     seat: str = ""
     max_epochs: int | None = 200
-    run_eta: float | None = 14_000.0
+    run_eta: float | None = 670.0
     result: str = ""
     people: list[PeerStatus] = field(default_factory=lambda: [*TRAINERS, *OTHERS])
     extra_events: list[Line] = field(default_factory=list)
