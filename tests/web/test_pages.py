@@ -207,11 +207,11 @@ def test_curves_show_the_latest_part_and_go_by_time(serve: Serve, open_page: Ope
     curve = page.get_by_role("slider", name="Loss", exact=True)
     curve.focus()
     assert curve.get_attribute("aria-valuemax") == "120"
-    page.get_by_label("show").select_option("the last tenth")
+    page.locator("#span").select_option("the last tenth")
     for name in ("loss", "rate", "alive"):
         begins = f"Number(document.querySelector('#{name}-chart svg').getAttribute('aria-valuemin'))"
         page.wait_for_function(f"() => {begins} > 107 && {begins} < 110")
-    page.get_by_label("show").select_option("all")
+    page.locator("#span").select_option("all")
     page.wait_for_function("() => document.querySelector('#rate-chart svg').getAttribute('aria-valuemin') === '1'")
     page.get_by_label("by time").check()
     page.wait_for_function("() => document.querySelector('#loss-chart .axis-name').textContent === 'time'")
