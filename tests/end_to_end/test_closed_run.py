@@ -116,7 +116,8 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     before = ada.epoch("ada")
     wait(lambda: ada.epoch("ada") >= before + 3, "rounds go on without the one who had to go")
     assert ada.rounds("ada")[-1] == 2
-    again = joe.run("join", links[1], "--yes", "--home", str(joe.here / "joe"), code=4)
+    own = ["--home", str(joe.here / "joe"), "--set", f"local.data_dir={joe.here}"]
+    again = joe.run("join", links[1], "--yes", *own, code=4)
     assert "revoked" in again.stderr
     assert monitor.returncode is None and peers["ada"].returncode is None
     secret = links[0].partition("/invite=")[2]
