@@ -82,9 +82,10 @@ def test_an_owner_invites_two_refuses_a_third_and_revokes_one_while_the_run_goes
     owner.run("invite", "closed.yaml", code=2)  # nobody runs yet
 
     monitor = owner.start("monitor", "monitor", str(recipe), "--port", "0", "--web", "0", "--web-host", "0.0.0.0")
-    wait(lambda: (owner.here / "monitor" / "link").exists(), "the monitor has a link")
+    told_in = [owner.here / "monitor" / name for name in ("link", "peer.json")]
+    wait(lambda: all(file.exists() for file in told_in), "the monitor has a link, and says where its page is")
     token = (owner.here / "monitor" / "dashboard.token").read_text()
-    told = json.loads((owner.here / "monitor" / "peer.json").read_text())
+    told = json.loads(told_in[1].read_text())
     assert f"?token={token}" in (owner.here / "monitor.log").read_text() and token not in json.dumps(told)
     assert httpx.get(told["dashboard"]).status_code == 401
     brought = {"authorization": f"Bearer {token}"}
